@@ -1,0 +1,65 @@
+"""What the parts of one running crawl share, without knowing one another.
+
+The scheduler says here whether the crawl is resumed and when a page is done; parts that hold
+what pages gave (feeds, the spool) say here how to make it durable. An acknowledgement is
+written only after every :class:`~scrapy_ha.typing.Durable` has settled the page (invariant I3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+if TYPE_CHECKING:
+    from scrapy import Request
+    from scrapy.crawler import Crawler
+
+    from scrapy_ha.typing import Durable
+
+current_page: ContextVar[Request | None] = ContextVar("scrapy_ha_page", default=None)
+"""The request whose callback or errback is running, or whose output is being processed, in
+this context. Set by :mod:`scrapy_ha.lifecycle` for the length of that work."""
+
+
+class Run:
+    """One per crawler, see :func:`run_of`."""
+
+    def __init__(self) -> None:
+        self.resumed = False
+        """The crawl goes on where an interrupted one stopped. Final once the scheduler is open,
+        which is before ``spider_opened``."""
+        self.marks: dict[str, bytes] = {}
+        """What the Durables had stored with the last acknowledgement of the interrupted crawl."""
+        self.durables: list[Durable] = []
+        self.tracks: Callable[[Request], bool] = lambda page: False
+        """Whether the scheduler will have the Durables settle *page* when it is done."""
+
+    def settle(self, page: Request) -> None:
+        """Have every Durable settle *page*. Raises what they raise: the page is then not done."""
+        for durable in self.durables:
+            durable.settle(page)
+
+    def collect_marks(self) -> dict[str, bytes]:
+        """Marks of all Durables, to be stored in the atomic step of the acknowledgement."""
+        marks: dict[str, bytes] = {}
+        for durable in self.durables:
+            marks.update(durable.marks())
+        return marks
+
+    def fsync(self) -> None:
+        """Have every Durable fsync. Blocks: call it in a thread."""
+        for durable in tuple(self.durables):
+            durable.fsync()
+
+
+_runs: WeakKeyDictionary[Crawler, Run] = WeakKeyDictionary()
+
+
+def run_of(crawler: Crawler) -> Run:
+    """The :class:`Run` of *crawler*, made on first use."""
+    run = _runs.get(crawler)
+    if run is None:
+        run = _runs[crawler] = Run()
+    return run

@@ -1,0 +1,325 @@
+"""Every ``HA_`` setting, declared once: name, type, default, unit, range and meaning.
+
+Values come from ``settings.py``, from ``-s NAME=value`` or from scrapyd, so each may be given
+as text; it means the same then. A value that is not allowed fails when the crawl starts.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scrapy_ha.errors import SettingError
+
+if TYPE_CHECKING:
+    from scrapy.settings import BaseSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One declared setting."""
+
+    name: str
+    kind: Callable[[Any], Any]
+    """Turns the given value into the typed one; raises ``ValueError`` or ``TypeError``."""
+    default: Any
+    allowed: str
+    """What is allowed, as said in error messages and in the docs."""
+    meaning: str
+    check: Callable[[Any], bool] = lambda value: True
+
+    def parse(self, value: Any) -> Any:
+        """The typed value.
+
+        Raises:
+            SettingError: It is not allowed.
+        """
+        try:
+            parsed = self.kind(value)
+            if self.check(parsed):
+                return parsed
+        except (ValueError, TypeError):
+            pass
+        raise SettingError(f"{self.name} = {value!r} is not allowed: it must be {self.allowed}")
+
+
+def _boolean(value: Any) -> bool:
+    if isinstance(value, str):
+        text = value.strip().lower()
+        if text in {"1", "true", "yes", "on"}:
+            return True
+        if text in {"0", "false", "no", "off", "none", ""}:
+            return False
+        raise ValueError(value)
+    if value is None:
+        return False
+    if isinstance(value, (bool, int)) and value in (0, 1):
+        return bool(value)
+    raise ValueError(value)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+        raise TypeError(value)
+    return int(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool):
+        raise TypeError(value)
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(value)
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, (str, Path)):
+        raise TypeError(value)
+    return str(value)
+
+
+def _optional(kind: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def parse(value: Any) -> Any:
+        absent = value is None or (isinstance(value, str) and value.strip().lower() in {"", "none"})
+        return None if absent else kind(value)
+
+    return parse
+
+
+def _choice(*choices: str) -> tuple[Callable[[Any], str], str]:
+    def parse(value: Any) -> str:
+        text = _text(value).strip().lower()
+        if text not in choices:
+            raise ValueError(value)
+        return text
+
+    return parse, "one of " + ", ".join(f'"{choice}"' for choice in choices)
+
+
+def _item_key(value: Any) -> Any:
+    if callable(value):
+        return value
+    if isinstance(value, str):
+        fields = [field.strip() for field in value.split(",")]
+        if not all(fields):
+            raise ValueError(value)
+        return fields[0] if len(fields) == 1 else fields
+    fields = list(value)
+    if not fields or not all(isinstance(field, str) and field for field in fields):
+        raise ValueError(value)
+    return fields
+
+
+def _declare() -> Mapping[str, Setting]:
+    boolean = "True or False"
+    seconds = "a number of seconds, at least 0"
+    frontier, frontiers = _choice("auto", "leveldb")
+    fsync, fsyncs = _choice("always", "interval", "never")
+    order, orders = _choice("fifo", "lifo")
+    declared = (
+        Setting(
+            "HA_DIR",
+            _optional(_text),
+            None,
+            "a path of a directory that exists or can be made, or None",
+            "Where the embedded stores live. None: JOBDIR if that is set, else "
+            "``.scrapy/ha/<namespace>`` in the project (outside one: below the working directory).",
+        ),
+        Setting(
+            "HA_NAMESPACE",
+            _optional(_text),
+            None,
+            "a name without slashes, or None",
+            "The crawl's name. None: the spider's name. Two crawls of one spider take two names.",
+            lambda v: v is None or ("/" not in v and "\\" not in v and v not in {".", ".."}),
+        ),
+        Setting(
+            "HA_SCHEDULER_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether the add-on puts in :class:`scrapy_ha.scheduler.HAScheduler`.",
+        ),
+        Setting(
+            "HA_FRONTIER",
+            frontier,
+            "auto",
+            frontiers,
+            "The store of the requests. ``auto`` is ``leveldb``, embedded, one worker.",
+        ),
+        Setting(
+            "HA_FSYNC",
+            fsync,
+            "interval",
+            fsyncs,
+            "What a power cut may cost. ``always``: nothing that was acknowledged; ``interval``: "
+            "what the last :setting:`HA_FSYNC_INTERVAL` seconds acknowledged; ``never``: what the "
+            "operating system had not written by itself. A killed process costs nothing with any "
+            "of them.",
+        ),
+        Setting(
+            "HA_FSYNC_INTERVAL",
+            _number,
+            1.0,
+            "a number of seconds above 0",
+            "Seconds between two fsyncs with ``HA_FSYNC = \"interval\"``.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_MAX_DELIVERIES",
+            _integer,
+            5,
+            "a whole number, at least 1",
+            "How often a request may be in flight when its worker dies. Then it is poison, and "
+            "moves to the dead state.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_QUEUE_ORDER",
+            order,
+            "fifo",
+            orders,
+            "Order within one slot and priority; Scrapy's own default is ``lifo``.",
+        ),
+        Setting(
+            "HA_SEED_ONCE",
+            _boolean,
+            True,
+            boolean,
+            "Start requests are produced once per crawl, also over restarts. False: at every start; "
+            "those that Scrapy filters are then filtered by what was seen before.",
+        ),
+        Setting(
+            "HA_SEED_LIMIT",
+            _integer,
+            10_000,
+            "a whole number, at least 1",
+            "``start()`` is paused while this many requests wait.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_HOLD_PARENT",
+            _boolean,
+            True,
+            boolean,
+            "A page that yielded a request that cannot be stored is not done before that request "
+            "is: after a crash the page is fetched again and yields it again. False: such requests "
+            "are lost in a crash.",
+        ),
+        Setting(
+            "HA_FEEDS_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether the add-on makes local feeds part of what an acknowledgement waits for.",
+        ),
+        Setting(
+            "HA_SPOOL",
+            _boolean,
+            False,
+            boolean,
+            "Keep items in the local spool also without ``MONGO_URI``.",
+        ),
+        Setting(
+            "HA_ITEM_KEY",
+            _optional(_item_key),
+            None,
+            "a field, several fields (a list, or text with commas), a callable or its path, or None",
+            "What makes two items the same document. None: the item's whole content.",
+        ),
+        Setting(
+            "HA_RETRY_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether the add-on puts in :class:`scrapy_ha.retry.ClassifiedRetryMiddleware`, in "
+            "place of Scrapy's own retry middleware.",
+        ),
+        Setting(
+            "HA_RETRY_BASE",
+            _number,
+            1.0,
+            seconds,
+            "Backoff before the first retry; it doubles with every further one.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_RETRY_CAP",
+            _number,
+            60.0,
+            seconds,
+            "Longest backoff between two attempts, in seconds.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_RETRY_FLOOR",
+            _number,
+            0.1,
+            seconds,
+            "Shortest wait before a retry in seconds, whatever the jitter says.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_RETRY_AFTER_CAP",
+            _number,
+            3600.0,
+            seconds,
+            "Longest ``Retry-After`` that is honoured, in seconds; a longer one is cut to this.",
+            lambda v: v >= 0,
+        ),
+    )
+    return {setting.name: setting for setting in declared}
+
+
+SETTINGS: Mapping[str, Setting] = _declare()
+"""All settings of the package by name."""
+
+
+def read(settings: BaseSettings, name: str) -> Any:
+    """The typed value of the declared setting *name*, or its default.
+
+    Raises:
+        SettingError: The given value is not allowed.
+    """
+    declared = SETTINGS[name]
+    return declared.parse(settings.get(name, declared.default))
+
+
+def check(settings: BaseSettings) -> None:
+    """Check every ``HA_`` setting; warn of names that do not exist.
+
+    Raises:
+        SettingError: A value is not allowed.
+    """
+    for name in SETTINGS:
+        read(settings, name)
+    for name in settings:
+        if isinstance(name, str) and name.startswith("HA_") and name not in SETTINGS:
+            near = difflib.get_close_matches(name, SETTINGS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else ""
+            logger.warning("There is no setting %s in scrapy_ha; it has no effect.%s", name, hint)
+
+
+def namespace(settings: BaseSettings, spider_name: str) -> str:
+    """The crawl's name."""
+    value: str | None = read(settings, "HA_NAMESPACE")
+    return value or spider_name
+
+
+def directory(settings: BaseSettings, spider_name: str) -> Path:
+    """Where the embedded stores of this crawl live; not made here."""
+    explicit = read(settings, "HA_DIR") or settings.get("JOBDIR")
+    if explicit:
+        return Path(explicit)
+    from scrapy.utils.project import data_path  # noqa: PLC0415 - looks for scrapy.cfg when called
+
+    name = namespace(settings, spider_name).replace("/", "_").replace("\\", "_")
+    return Path(data_path(f"ha/{name}"))

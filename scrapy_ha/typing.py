@@ -1,0 +1,236 @@
+"""Protocols between the parts, and the plain records that pass through them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from scrapy import Request
+
+
+class Clock(Protocol):
+    def time(self) -> float:
+        """Seconds since the epoch, never less than at an earlier call."""
+
+
+class Durable(Protocol):
+    """A part that holds what pages gave and must be durable before the page is done.
+
+    Register with ``run_of(crawler).durables.append(self)``.
+    """
+
+    def settle(self, page: Request) -> None:
+        """Make everything that *page* gave survive ``kill -9``: write it, flush it to the OS.
+
+        Runs on the event loop at the end of every page: microseconds. May raise (disk full):
+        the page then counts as not done.
+        """
+
+    def marks(self) -> Mapping[str, bytes]:
+        """Small named values (file positions) to be stored atomically with the ack.
+
+        After an interruption they come back in ``run_of(crawler).marks``, so that anything
+        written later than the last ack can be recognised and undone. Keys start with the
+        part's name and a colon.
+        """
+
+    def fsync(self) -> None:
+        """Make everything settled so far survive a power cut. Runs in a thread."""
+
+
+@dataclass(slots=True)
+class Entry:
+    """A request as the frontier sees it."""
+
+    payload: bytes
+    """The serialized request; opaque to the frontier."""
+    slot: str
+    """Download slot."""
+    key: bytes | None = None
+    """What makes it the same request as another: the fingerprint. ``None``: never a duplicate."""
+    priority: int = 0
+    """Higher first."""
+    due: float = 0.0
+    """Not to be leased before this time, epoch seconds; 0: at once."""
+    parent: int | None = None
+    """Lease id of the page that produced it. With *ordinal* it gives a request without *key*
+    an identity that holds until that page is acknowledged: when the page is delivered again
+    after a crash, the same child is not stored twice."""
+    ordinal: bytes = b""
+    """Identity among the children of *parent* (or among the seeds, with *parent* = ``SEED``)."""
+
+
+SEED = 0
+"""The *parent* of start requests. Their identities are kept until seeding is complete."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """One delivery of one request to one worker."""
+
+    id: int
+    """Names the request, and stays the same over all its deliveries and retries; at least 1."""
+    payload: bytes
+    slot: str
+    priority: int
+    deliveries: int
+    """How many times it has been delivered, this time included."""
+    token: int
+    """Fencing token: grows with every delivery; a stale one is refused."""
+
+
+@dataclass(slots=True)
+class Settlement:
+    """How one lease ends. Exactly one of: done, retried later, given up, released."""
+
+    lease: Lease
+    payload: bytes | None = None
+    """New payload, for a retry, release or give-up. ``None`` keeps the old one."""
+    retry_at: float | None = None
+    """Goes to *delayed* until then, epoch seconds."""
+    dead: bytes | None = None
+    """Goes to *dead*, with this record."""
+    release: bool = False
+    """Goes back to *ready* as if it had never been delivered: nothing is counted."""
+    priority: int | None = None
+    """New priority for a retry; ``None`` keeps it."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Requests by state."""
+
+    ready: int = 0
+    delayed: int = 0
+    leased: int = 0
+    dead: int = 0
+
+    @property
+    def pending(self) -> int:
+        return self.ready + self.delayed + self.leased
+
+
+@dataclass(slots=True)
+class Opened:
+    """What was found when a frontier was opened."""
+
+    resumed: bool
+    """There was an interrupted crawl; it goes on."""
+    seeded: bool
+    """Its start requests had been produced to the end."""
+    reclaimed: int = 0
+    """Requests that had been in flight and are ready again."""
+    poisoned: int = 0
+    """Requests that had been in flight too often and are dead."""
+    marks: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Dead:
+    """One request in the dead state."""
+
+    id: int
+    slot: str
+    payload: bytes
+    record: bytes
+
+
+@runtime_checkable
+class Frontier(Protocol):
+    """The store of all requests that are not done.
+
+    Every call is one atomic step: after a crash all of it happened or none of it. What a call
+    returned survives ``kill -9`` of this process (I1). An embedded store's coroutines never
+    suspend; a shared store's may, and then the calls of several workers interleave.
+
+    Any call may raise :class:`~scrapy_ha.errors.StoreError`.
+    """
+
+    async def open(self) -> Opened:
+        """Open or create the store; take back what this worker held when it died.
+
+        Raises:
+            StoreLocked: Another process owns it (embedded stores).
+            StoreDamaged: It is not a whole store of a format known here. It stays untouched.
+        """
+
+    async def offer(self, entries: Sequence[Entry]) -> list[bool]:
+        """Store requests and mark their keys seen, in one step (I2).
+
+        Returns:
+            For each entry whether it is new. ``False`` for a key that is seen, or for a child
+            that its parent's earlier delivery stored already.
+        """
+
+    def knows(self, key: bytes) -> bool | None:
+        """Whether *key* is seen, from local knowledge alone; ``None``: only the store can tell."""
+
+    async def lease(
+        self,
+        limit: int,
+        busy: Mapping[str, int],
+        full: Collection[str],
+        ttl: float,
+    ) -> list[Lease]:
+        """Take up to *limit* due requests for this worker, at least *ttl* seconds for each.
+
+        Slots in *full* are passed over. Of the others the least busy go first, by the numbers
+        in *busy* (absent: 0) plus what this call has taken; among equals in turn. Within a slot
+        by priority, then by order.
+        """
+
+    async def settle(
+        self,
+        settlements: Sequence[Settlement],
+        children: Sequence[Entry] = (),
+        seen: Sequence[bytes] = (),
+        marks: Mapping[str, bytes] | None = None,
+    ) -> list[bool]:
+        """End leases, store children, mark keys seen and keep marks, all in one step (I3).
+
+        Returns:
+            For each settlement whether it was accepted. A lease that expired and was taken
+            away is refused: its settlement changes nothing (fencing), children, seen and marks
+            are stored all the same.
+        """
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
+        """Extend leases to *ttl* seconds from now. ``False``: no longer held."""
+
+    async def reclaim(self) -> tuple[int, int]:
+        """Return expired leases to ready, or to dead as poison after too many deliveries.
+
+        Returns:
+            How many became ready and how many dead. Work per call is bounded.
+        """
+
+    async def next_due(self) -> float | None:
+        """When the earliest delayed request is due; ``None`` without one."""
+
+    async def counts(self) -> Counts: ...
+
+    async def seeding_done(self) -> None:
+        """All start requests are stored; their identities are no longer needed."""
+
+    async def finish(self) -> None:
+        """The crawl is complete. The next :meth:`open` starts a fresh one; the dead stay."""
+
+    async def dead(self, limit: int, after: int = 0) -> list[Dead]:
+        """Up to *limit* dead requests with an id above *after*, by id."""
+
+    async def replay(self, ids: Sequence[int]) -> int:
+        """Make dead requests ready again, with no deliveries counted; how many there were."""
+
+    async def purge(self, ids: Sequence[int]) -> int:
+        """Forget dead requests; how many there were."""
+
+    async def sync(self) -> None:
+        """Make everything so far survive a power cut. May block: embedded stores in a thread."""
+
+    async def maintain(self) -> None:
+        """Housekeeping (compaction, old generations), bounded. Embedded stores: in a thread."""
+
+    async def close(self) -> None:
+        """Give up the store. Leases still held are released, nothing counted. Idempotent."""
