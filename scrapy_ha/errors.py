@@ -9,7 +9,8 @@
     └── StoreError            a store on disk or on a server
         ├── StoreLocked       another process owns it
         ├── StoreDamaged      it is damaged, foreign or of a newer format; it was left untouched
-        └── StoreFull         no space is left; what was stored before is whole
+        ├── StoreFull         no space is left; what was stored before is whole
+        └── ClientMissing     its client library is not installed (also an ImportError)
 """
 
 from __future__ import annotations
@@ -53,3 +54,7 @@ class StoreDamaged(StoreError):
 
 class StoreFull(StoreError):
     """No space is left. What was stored before is whole."""
+
+
+class ClientMissing(StoreError, ImportError):
+    """A store's client library is not installed; the message names what to install."""

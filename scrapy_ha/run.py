@@ -12,11 +12,13 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
+from scrapy_ha.clock import SystemClock
+
 if TYPE_CHECKING:
     from scrapy import Request
     from scrapy.crawler import Crawler
 
-    from scrapy_ha.typing import Durable
+    from scrapy_ha.typing import Clock, Durable
 
 current_page: ContextVar[Request | None] = ContextVar("scrapy_ha_page", default=None)
 """The request whose callback or errback is running, or whose output is being processed, in
@@ -32,6 +34,8 @@ class Run:
         which is before ``spider_opened``."""
         self.marks: dict[str, bytes] = {}
         """What the Durables had stored with the last acknowledgement of the interrupted crawl."""
+        self.clock: Clock = SystemClock()
+        """The time that stored due times refer to; the scheduler puts in its frontier's."""
         self.durables: list[Durable] = []
         self.tracks: Callable[[Request], bool] = lambda page: False
         """Whether the scheduler will have the Durables settle *page* when it is done."""

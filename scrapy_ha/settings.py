@@ -45,7 +45,7 @@ class Setting:
             parsed = self.kind(value)
             if self.check(parsed):
                 return parsed
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OverflowError):
             pass
         raise SettingError(f"{self.name} = {value!r} is not allowed: it must be {self.allowed}")
 
@@ -55,11 +55,9 @@ def _boolean(value: Any) -> bool:
         text = value.strip().lower()
         if text in {"1", "true", "yes", "on"}:
             return True
-        if text in {"0", "false", "no", "off", "none", ""}:
+        if text in {"0", "false", "no", "off", ""}:
             return False
         raise ValueError(value)
-    if value is None:
-        return False
     if isinstance(value, (bool, int)) and value in (0, 1):
         return bool(value)
     raise ValueError(value)
@@ -284,7 +282,7 @@ SETTINGS: Mapping[str, Setting] = _declare()
 
 
 def read(settings: BaseSettings, name: str) -> Any:
-    """The typed value of the declared setting *name*, or its default.
+    """The typed value of the declared setting *name*, or its default if it is unset or None.
 
     Raises:
         SettingError: The given value is not allowed.

@@ -1,8 +1,8 @@
 """What the package keeps with one request, all under one meta key.
 
 The state belongs to one request. A retry and a redirect of it carry it on; a request that a
-callback or an errback builds from ``response.meta`` starts clean (the scheduler calls
-:func:`reset` for it).
+callback or an errback builds from ``response.meta`` starts clean (the scheduler
+sees to it).
 """
 
 from __future__ import annotations
@@ -55,10 +55,3 @@ def set_state(request: Request, state: State) -> None:
         request.meta[META_KEY] = state
     else:
         request.meta.pop(META_KEY, None)
-
-
-def reset(request: Request) -> None:
-    """Make *request* start with no history of another request."""
-    if request.meta.pop(META_KEY, None) is not None:
-        for key in ("retry_times", "redirect_times", "redirect_ttl", "redirect_urls", "redirect_reasons"):
-            request.meta.pop(key, None)

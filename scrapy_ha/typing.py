@@ -55,11 +55,12 @@ class Entry:
     due: float = 0.0
     """Not to be leased before this time, epoch seconds; 0: at once."""
     parent: int | None = None
-    """Lease id of the page that produced it. With *ordinal* it gives a request without *key*
-    an identity that holds until that page is acknowledged: when the page is delivered again
-    after a crash, the same child is not stored twice."""
+    """Lease id of the page that produced it (``SEED`` for start requests). It gives a request
+    without *key* an identity until that page is acknowledged: when the page is delivered again
+    after a crash, a child that is stored already is not stored twice."""
     ordinal: bytes = b""
-    """Identity among the children of *parent* (or among the seeds, with *parent* = ``SEED``)."""
+    """Which of the children it is, the same in every delivery of *parent*. Several children with
+    one ordinal are told apart by counting them in each delivery."""
 
 
 SEED = 0
@@ -89,7 +90,8 @@ class Settlement:
     payload: bytes | None = None
     """New payload, for a retry, release or give-up. ``None`` keeps the old one."""
     retry_at: float | None = None
-    """Goes to *delayed* until then, epoch seconds."""
+    """Goes to *delayed* until then, epoch seconds, with its deliveries counted afresh: it ended
+    in order, and deliveries count only those that did not."""
     dead: bytes | None = None
     """Goes to *dead*, with this record."""
     release: bool = False
@@ -161,7 +163,7 @@ class Frontier(Protocol):
 
         Returns:
             For each entry whether it is new. ``False`` for a key that is seen, or for a child
-            that its parent's earlier delivery stored already.
+            that an earlier delivery of its parent stored.
         """
 
     def knows(self, key: bytes) -> bool | None:

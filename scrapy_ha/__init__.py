@@ -1,0 +1,5 @@
+"""High availability for Scrapy: crawls that survive ``kill -9`` without losing a page or an item."""
+
+from scrapy_ha.addon import Addon
+
+__all__ = ["Addon"]

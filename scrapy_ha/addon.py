@@ -1,0 +1,111 @@
+"""The add-on: one line in a project's settings puts every part in its place."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from scrapy.downloadermiddlewares.retry import RetryMiddleware
+from scrapy.extensions.feedexport import FeedExporter
+from scrapy.utils.misc import load_object
+
+from scrapy_ha import settings as declared
+
+if TYPE_CHECKING:
+    from scrapy.crawler import Crawler
+    from scrapy.settings import BaseSettings
+    from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
+RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
+FEEDS = "scrapy_ha.feeds.HAFeedExporter"
+PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
+
+
+class Addon:
+    """``ADDONS = {"scrapy_ha.Addon": 500}``
+
+    Everything is set at add-on priority: what the project sets itself stays, and components that
+    it enabled by hand stay where it put them. Each part has a switch of its own.
+
+    Raises:
+        SettingError: An ``HA_`` setting has a value that is not allowed.
+    """
+
+    def __init__(self, spider_name: str) -> None:
+        self._spider_name = spider_name
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        return cls(getattr(crawler.spidercls, "name", None) or crawler.spidercls.__name__)
+
+    def update_settings(self, settings: BaseSettings) -> None:
+        declared.check(settings)
+        parts = [
+            self._scheduler(settings),
+            self._retry(settings),
+            self._feeds(settings),
+            self._pipeline(settings),
+        ]
+        logger.info(
+            "scrapy_ha: %s; requests are kept in LevelDB in %s",
+            ", ".join(parts),
+            declared.directory(settings, self._spider_name),
+        )
+
+    def _scheduler(self, settings: BaseSettings) -> str:
+        if not declared.read(settings, "HA_SCHEDULER_ENABLED"):
+            return "scheduler off"
+        if settings.getpriority("SCHEDULER"):
+            kept = load_object(settings["SCHEDULER"])
+            return "scheduler on" if kept is load_object(SCHEDULER) else f"scheduler off (yours: {kept.__name__})"
+        if settings.get("REDIS_URL") or settings.get("REDIS_HOST"):
+            logger.warning(
+                "REDIS_URL or REDIS_HOST is set, but this version of scrapy_ha keeps requests in the embedded "
+                "store only: each worker crawls for itself"
+            )
+        settings.set("SCHEDULER", SCHEDULER, "addon")
+        return "scheduler on"
+
+    def _retry(self, settings: BaseSettings) -> str:
+        if not declared.read(settings, "HA_RETRY_ENABLED") or not settings.getbool("RETRY_ENABLED"):
+            return "retry off"
+        own = load_object(RETRY)
+        enabled = _enabled(settings, "DOWNLOADER_MIDDLEWARES")
+        for cls in enabled:
+            if issubclass(cls, RetryMiddleware) and cls is not RetryMiddleware:
+                return f"retry off (yours: {cls.__name__})"
+        if RetryMiddleware in enabled:
+            settings.replace_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", RetryMiddleware, own)
+        else:
+            settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", RetryMiddleware, None)
+            settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", own, 550)
+        return "retry on"
+
+    def _feeds(self, settings: BaseSettings) -> str:
+        if not declared.read(settings, "HA_FEEDS_ENABLED"):
+            return "feeds off"
+        own = load_object(FEEDS)
+        enabled = _enabled(settings, "EXTENSIONS")
+        for cls in enabled:
+            if issubclass(cls, FeedExporter) and cls not in (FeedExporter, own):
+                return f"feeds off (yours: {cls.__name__})"
+        if FeedExporter in enabled:
+            settings.replace_in_component_priority_dict("EXTENSIONS", FeedExporter, own)
+        else:
+            settings.setdefault_in_component_priority_dict("EXTENSIONS", FeedExporter, None)
+            settings.setdefault_in_component_priority_dict("EXTENSIONS", own, 0)
+        return "feeds on"
+
+    def _pipeline(self, settings: BaseSettings) -> str:
+        if not settings.get("MONGO_URI") and not declared.read(settings, "HA_SPOOL"):
+            return "item pipeline off"
+        settings.setdefault_in_component_priority_dict("ITEM_PIPELINES", load_object(PIPELINE), 900)
+        return "item pipeline on"
+
+
+def _enabled(settings: BaseSettings, name: str) -> list[type[Any]]:
+    """Classes that the project itself enabled in the component setting *name*."""
+    return [load_object(path) for path, order in settings.getdict(name).items() if order is not None]

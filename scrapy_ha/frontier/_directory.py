@@ -1,0 +1,142 @@
+"""The directory of the LevelDB frontier: whose it is, and whether it is one at all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from scrapy_ha._plyvel import plyvel
+from scrapy_ha.errors import StoreDamaged, StoreError
+from scrapy_ha.frontier._layout import FORMAT
+from scrapy_ha.lock import DirectoryLock
+
+KIND = "scrapy_ha frontier"
+_OPTIONS = {
+    "paranoid_checks": True,
+    "bloom_filter_bits": 10,
+    "write_buffer_size": 8 * 2**20,
+    "lru_cache_size": 16 * 2**20,
+    "max_file_size": 16 * 2**20,
+    "max_open_files": 128,
+}
+"""``paranoid_checks`` makes LevelDB report a damaged log where it would else skip records."""
+
+
+class FrontierDirectory:
+    """``FORMAT.json`` says what the directory is, ``db/`` is LevelDB's, a lock file shows the owner.
+
+    A directory that is not a whole frontier of this format is refused before anything in it is
+    written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = DirectoryLock(path)
+        self._db: Any = None
+        self._dirty_names: set[str] = set()
+
+    def open(self) -> Any:
+        """The open LevelDB.
+
+        Raises:
+            StoreLocked: Another process has it.
+            StoreDamaged: It is damaged, of another kind or of a newer format.
+            StoreError: The directory cannot be made or read.
+        """
+        try:
+            self._refuse_foreign()
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be used as the frontier's directory: {error}") from error
+        try:
+            self._db = self._open_db()
+        except BaseException:
+            self._lock.release()
+            raise
+        return self._db
+
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+        self._lock.release()
+
+    def fsync(self) -> None:
+        """fsync LevelDB's logs: with them all that was written survives a power cut."""
+        for log in sorted((self.path / "db").glob("*.log")):
+            try:
+                _fsync(log)
+            except FileNotFoundError:  # LevelDB has moved its content into a table, and synced that
+                continue
+        _fsync(self.path / "db")
+
+    def damaged(self, why: str) -> str:
+        return (
+            f"The frontier in {self.path} cannot be read: {why}. It was left as it is. Move the directory "
+            "away to start a new crawl, or bring back a copy of it."
+        )
+
+    def _refuse_foreign(self) -> None:
+        marker = self.path / "FORMAT.json"
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise StoreDamaged(f"{self.path} is not a directory; the frontier needs one of its own (HA_DIR)")
+        if not marker.exists():
+            own = {self._lock.path.name, "FORMAT.json.new"}
+            others = [name for name in os.listdir(self.path) if name not in own]
+            if others:
+                raise StoreDamaged(
+                    f"{self.path} holds files that are not a frontier's (such as {sorted(others)[0]!r}); it was "
+                    "left as it is. Set HA_DIR to another directory, or move the files away."
+                )
+            return
+        try:
+            content = json.loads(marker.read_bytes())
+            kind, version = content["kind"], content["format"]
+        except (ValueError, KeyError, TypeError):
+            raise StoreDamaged(self.damaged("FORMAT.json is damaged")) from None
+        if kind != KIND or not isinstance(version, int):
+            raise StoreDamaged(self.damaged(f"FORMAT.json says it is {str(kind)[:80]!r}"))
+        if version > FORMAT:
+            raise StoreDamaged(
+                self.damaged(f"it has format {version}, and this version of scrapy_ha knows up to {FORMAT}")
+            )
+
+    def _open_db(self) -> Any:
+        marker = self.path / "FORMAT.json"
+        database = self.path / "db"
+        made = marker.exists() and json.loads(marker.read_bytes()).get("made", False)
+        if made and not (database / "CURRENT").exists():
+            raise StoreDamaged(self.damaged("the file db/CURRENT is missing"))
+        if not made:
+            self._mark(made=False)
+        try:
+            db = plyvel.DB(str(database), create_if_missing=not made, **_OPTIONS)
+        except plyvel.CorruptionError as error:
+            raise StoreDamaged(self.damaged(str(error))) from error
+        except plyvel.Error as error:
+            raise StoreDamaged(self.damaged(str(error))) from error
+        if not made:
+            self._mark(made=True)
+        return db
+
+    def _mark(self, made: bool) -> None:
+        new = self.path / "FORMAT.json.new"
+        with new.open("w") as file:
+            json.dump({"kind": KIND, "format": FORMAT, "made": made}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.path / "FORMAT.json")
+        _fsync(self.path)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,236 @@
+"""Keys and values of the LevelDB frontier. This is a stored format: see ``FORMAT``.
+
+Every key starts with one letter; numbers are big-endian, so that byte order is numeric order.
+
+=====  ==================================================  ===================================
+key    rest of the key                                      value
+=====  ==================================================  ===================================
+``q``  slot, priority, order                                payload of a ready or leased request
+``l``  id                                                   deliveries so far, and its ``q`` key
+``d``  due (microseconds), id                               slot, priority, payload (delayed)
+``x``  id                                                   slot, priority, record, payload (dead)
+``s``  generation, key                                      when it was seen (epoch seconds)
+``c``  generation, parent's id, ordinal                     token, met, stored: see :class:`Family`
+``k``  name                                                 a mark
+``m``                                                       the state record, :class:`State`
+=====  ==================================================  ===================================
+
+A lease does not move a request: the ``q`` entry stays where it is until the request is settled,
+and an ``l`` record counts the delivery. So nothing has to be moved back after a crash.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass
+
+FORMAT = 1
+"""Raised with every change that an older version could not read."""
+
+PRIORITY_LIMIT = 2**62
+"""Priorities beyond this, either way, count as this."""
+
+_U16 = struct.Struct(">H")
+_U32 = struct.Struct(">I")
+_U64 = struct.Struct(">Q")
+_U64U64 = struct.Struct(">QQ")
+_U32U64 = struct.Struct(">IQ")
+_STATE = struct.Struct(">QQIBBQQQd")
+_FAMILY = struct.Struct(">QII")
+_MASK = 2**64 - 1
+_TOP = 2**63
+
+STATE_KEY = b"m"
+
+
+@dataclass(slots=True)
+class State:
+    """What must change together with the requests; written in the same batch as they are."""
+
+    next_id: int = 1
+    opens: int = 0
+    """How often the store was opened: the upper part of every fencing token."""
+    generation: int = 0
+    """Grows when a crawl starts afresh; what was seen in earlier generations does not count."""
+    finished: bool = False
+    seeded: bool = False
+    queued: int = 0
+    """Ready and leased requests."""
+    delayed: int = 0
+    dead: int = 0
+    time: float = 0.0
+    """Clock at the latest write: the next start counts from no earlier time."""
+
+    def pack(self) -> bytes:
+        return _STATE.pack(*astuple_fast(self))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> State:
+        """Raises ``struct.error`` for anything but a state record."""
+        fields = list(_STATE.unpack(data))
+        fields[3:5] = bool(fields[3]), bool(fields[4])
+        return cls(*fields)
+
+
+def astuple_fast(state: State) -> tuple[int, int, int, bool, bool, int, int, int, float]:
+    """Like ``dataclasses.astuple``, which copies deeply and is 20 times slower."""
+    return (
+        state.next_id,
+        state.opens,
+        state.generation,
+        state.finished,
+        state.seeded,
+        state.queued,
+        state.delayed,
+        state.dead,
+        state.time,
+    )
+
+
+assert len(astuple(State())) == len(astuple_fast(State()))
+
+
+@dataclass(slots=True)
+class Family:
+    """How many children with one ordinal a parent has.
+
+    A page may yield the same unfiltered request several times, and is delivered again after a
+    crash. So what it yields is counted afresh in every delivery, known by its *token*, and only
+    the ones beyond the number that is stored already are new.
+    """
+
+    token: int
+    met: int = 0
+    stored: int = 0
+
+    def meet(self, token: int) -> bool:
+        """Count one more in the delivery *token*; whether it is new."""
+        if token != self.token:
+            self.token, self.met = token, 0
+        self.met += 1
+        if self.met <= self.stored:
+            return False
+        self.stored = self.met
+        return True
+
+    def pack(self) -> bytes:
+        return _FAMILY.pack(self.token, self.met, self.stored)
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Family:
+        return cls(*_FAMILY.unpack(data))
+
+
+def slot_prefix(slot: str) -> bytes:
+    """Start of the ``q`` keys of *slot*. The length in front keeps slots apart."""
+    name = slot.encode("utf-8", "surrogatepass")
+    return b"q" + _U16.pack(len(name)) + name
+
+
+def slot_of(queue_key: bytes) -> str:
+    (length,) = _U16.unpack_from(queue_key, 1)
+    return queue_key[3 : 3 + length].decode("utf-8", "surrogatepass")
+
+
+def prefix_of(queue_key: bytes) -> bytes:
+    (length,) = _U16.unpack_from(queue_key, 1)
+    return queue_key[: 3 + length]
+
+
+def rank(priority: int, id_: int, lifo: bool) -> bytes:
+    """End of a ``q`` key: higher priorities first, then the order of arrival or its reverse."""
+    clamped = min(max(priority, -PRIORITY_LIMIT), PRIORITY_LIMIT)
+    return _U64U64.pack(PRIORITY_LIMIT - clamped, id_ ^ _MASK if lifo else id_)
+
+
+def priority_of(queue_key: bytes) -> int:
+    (inverse,) = _U64.unpack_from(queue_key, len(queue_key) - 16)
+    return int(PRIORITY_LIMIT - inverse)
+
+
+def id_of(queue_key: bytes) -> int:
+    """The id, whichever order the key was made for: ids stay below 2**63."""
+    (order,) = _U64.unpack_from(queue_key, len(queue_key) - 8)
+    return int(order ^ _MASK if order >= _TOP else order)
+
+
+def lease_key(id_: int) -> bytes:
+    return b"l" + _U64.pack(id_)
+
+
+def pack_lease(deliveries: int, queue_key: bytes) -> bytes:
+    return _U32.pack(deliveries) + queue_key
+
+
+def unpack_lease(value: bytes) -> tuple[int, bytes]:
+    return _U32.unpack_from(value)[0], value[4:]
+
+
+def delayed_key(due: float, id_: int) -> bytes:
+    return b"d" + _U64U64.pack(min(max(int(due * 1e6), 0), _TOP), id_)
+
+
+def due_of(key: bytes) -> tuple[float, int]:
+    due, id_ = _U64U64.unpack_from(key, 1)
+    return due / 1e6, id_
+
+
+def pack_placed(slot: str, priority: int, *parts: bytes) -> bytes:
+    """Value of a request outside the queues: slot, priority, then each part with its length."""
+    name = slot.encode("utf-8", "surrogatepass")
+    clamped = min(max(priority, -PRIORITY_LIMIT), PRIORITY_LIMIT)
+    packed = [_U16.pack(len(name)), name, _U64.pack(clamped & _MASK)]
+    for part in parts:
+        packed += (_U32.pack(len(part)), part)
+    return b"".join(packed)
+
+
+def unpack_placed(value: bytes) -> tuple[str, int, list[bytes]]:
+    (length,) = _U16.unpack_from(value)
+    at = 2 + length
+    slot = value[2:at].decode("utf-8", "surrogatepass")
+    (inverse,) = _U64.unpack_from(value, at)
+    priority = inverse - 2**64 if inverse >= _TOP else inverse
+    at += 8
+    parts = []
+    while at < len(value):
+        (length,) = _U32.unpack_from(value, at)
+        parts.append(value[at + 4 : at + 4 + length])
+        at += 4 + length
+    return slot, priority, parts
+
+
+def dead_key(id_: int) -> bytes:
+    return b"x" + _U64.pack(id_)
+
+
+def dead_id(key: bytes) -> int:
+    return int(_U64.unpack_from(key, 1)[0])
+
+
+def seen_prefix(generation: int) -> bytes:
+    return b"s" + _U32.pack(generation)
+
+
+def children_prefix(generation: int, parent: int) -> bytes:
+    return b"c" + _U32U64.pack(generation, parent)
+
+
+def children_of_generation(generation: int) -> bytes:
+    return b"c" + _U32.pack(generation)
+
+
+def pack_time(now: float) -> bytes:
+    return _U32.pack(int(now) & 0xFFFFFFFF)
+
+
+def mark_key(name: str) -> bytes:
+    return b"k" + name.encode("utf-8", "surrogatepass")
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind all those that start with *prefix*."""
+    for at in range(len(prefix) - 1, -1, -1):
+        if prefix[at] != 0xFF:
+            return prefix[:at] + bytes((prefix[at] + 1,))
+    raise ValueError("no key comes after a prefix of 0xff only")

@@ -1,0 +1,634 @@
+"""The embedded frontier: one directory, one worker, no server. Keys: :mod:`._layout`.
+
+Every state change is one LevelDB write batch, written to the operating system before the call
+returns: it survives ``kill -9``. Against a power cut it is made durable by :meth:`sync`, which
+does not go through LevelDB's own synchronous write (that would make every other write wait for
+the device) but fsyncs its log files from outside; tables and manifests LevelDB syncs itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import math
+import os
+import struct
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scrapy_ha._plyvel import plyvel
+from scrapy_ha.clock import SystemClock
+from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
+from scrapy_ha.frontier import _layout as layout
+from scrapy_ha.frontier._directory import FrontierDirectory
+from scrapy_ha.frontier._slots import Item, Slots
+from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement
+
+if TYPE_CHECKING:
+    from scrapy_ha.typing import Clock
+
+PROMOTE_LIMIT = 256
+"""Delayed requests made ready by one lease call."""
+LOAD_LIMIT = 64
+"""Slots looked up on disk by one lease call."""
+RECLAIM_LIMIT = 100
+COMPACT_AFTER = 200_000
+"""Settled requests after which the range they stood in is compacted."""
+PURGE_LIMIT = 10_000
+"""Outdated keys removed by one call of ``maintain``."""
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: Lease
+    queue_key: bytes
+    deadline: float
+
+
+class LevelDBFrontier:
+    """A :class:`~scrapy_ha.typing.Frontier` in the directory *path*, made when missing.
+
+    Coroutines never suspend. All methods but :meth:`sync` and :meth:`maintain` belong to one
+    thread; those two may run in another at any time.
+
+    Args:
+        clock: Time; ``None`` makes one that starts no earlier than the latest time stored.
+        max_deliveries: Deliveries after which a request that was in flight at a crash is dead.
+        order: ``"fifo"`` or ``"lifo"`` within slot and priority.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Clock | None = None,
+        max_deliveries: int = 5,
+        order: str = "fifo",
+    ) -> None:
+        self._directory = FrontierDirectory(path)
+        self._clock = clock
+        self._max_deliveries = max_deliveries
+        self._lifo = order == "lifo"
+        self._db: Any = None
+        self._failure: str | None = None
+        self._state = layout.State()
+        self._slots = Slots(self._read_slot)
+        self._leases: dict[int, _Held] = {}
+        self._leased_keys: set[bytes] = set()
+        self._deliveries: dict[int, int] = {}
+        self._children: dict[int, list[bytes]] = {}
+        self._tokens = 0
+        self._earliest = math.inf
+        self._delayed_from = b"d"
+        self._unloaded = True
+        self._scan_from = b"q"
+        self._scan_missed = False
+        self._settled = 0
+        self._dead_ranges: list[tuple[bytes, bytes]] = []
+
+    @property
+    def clock(self) -> Clock:
+        """The time that ``due`` refers to. Only when open."""
+        assert self._clock is not None
+        return self._clock
+
+    # Opening and closing
+
+    async def open(self) -> Opened:
+        self._db = self._directory.open()
+        try:
+            with self._translated("open"):
+                opened = self._restore()
+        except BaseException:
+            self._directory.close()
+            raise
+        return opened
+
+    def _restore(self) -> Opened:
+        stored = self._db.get(layout.STATE_KEY)
+        if stored is not None:
+            try:
+                self._state = layout.State.unpack(stored)
+            except struct.error as error:
+                raise StoreDamaged(self._directory.damaged(f"its state record is unreadable ({error})")) from None
+        state = self._state
+        if self._clock is None:
+            self._clock = SystemClock(state.time)
+        resumed = stored is not None and not state.finished and self._anything_stored()
+        batch = self._db.write_batch()
+        if state.finished:
+            state.generation += 1
+            state.finished = state.seeded = False
+            for key in self._db.iterator(prefix=b"k", include_value=False):
+                batch.delete(key)
+        state.opens += 1
+        self._tokens = state.opens << 32
+        reclaimed = poisoned = 0
+        for key, value in self._db.iterator(prefix=b"l"):
+            deliveries, queue_key = layout.unpack_lease(value)
+            id_ = layout.id_of(queue_key)
+            if deliveries >= self._max_deliveries and self._bury_poison(batch, queue_key, key, deliveries):
+                poisoned += 1
+            else:
+                self._deliveries[id_] = deliveries
+                reclaimed += 1
+        self._write(batch)
+        self._earliest = self._first_due(b"d")
+        marks = {
+            key[1:].decode("utf-8", "surrogatepass"): value for key, value in self._db.iterator(prefix=b"k")
+        }
+        return Opened(resumed, state.seeded, reclaimed, poisoned, marks)
+
+    def _anything_stored(self) -> bool:
+        state = self._state
+        if state.queued or state.delayed or state.seeded:
+            return True
+        prefixes = layout.seen_prefix(state.generation), layout.children_of_generation(state.generation)
+        return any(next(self._db.iterator(prefix=prefix), None) is not None for prefix in prefixes)
+
+    async def close(self) -> None:
+        if self._db is None:
+            return
+        with contextlib.suppress(StoreError):  # a store that failed has its leases back on opening
+            held = [Settlement(one.lease, release=True) for one in self._leases.values()]
+            if held and self._failure is None:
+                await self.settle(held)
+        self._db = None
+        self._directory.close()
+
+    # The life of a request
+
+    async def offer(self, entries: Sequence[Entry]) -> list[bool]:
+        batch = self._db.write_batch()
+        placed: list[tuple[bytes, bytes] | None] = []
+        verdicts = self._store(batch, entries, placed)
+        self._write(batch)
+        self._place(placed)
+        return verdicts
+
+    def knows(self, key: bytes) -> bool | None:
+        return self._db.get(layout.seen_prefix(self._state.generation) + key) is not None
+
+    async def lease(
+        self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float
+    ) -> list[Lease]:
+        now = self.clock.time()
+        if self._earliest <= now:
+            self._promote(now)
+        if self._unloaded and not self._slots.full:
+            self._load_slots()
+        taken: list[_Held] = []
+        batch = self._db.write_batch()
+        load = busy
+        while len(taken) < limit:
+            found = self._slots.take(load, full)
+            if found is None:
+                break
+            slot, (queue_key, payload) = found
+            id_ = layout.id_of(queue_key)
+            deliveries = self._deliveries.get(id_, 0) + 1
+            self._tokens += 1
+            lease = Lease(id_, payload, slot, layout.priority_of(queue_key), deliveries, self._tokens)
+            batch.put(layout.lease_key(id_), layout.pack_lease(deliveries, queue_key))
+            taken.append(_Held(lease, queue_key, now + ttl))
+            if limit > 1:
+                if load is busy:
+                    load = dict(busy)
+                load[slot] = load.get(slot, 0) + 1  # type: ignore[index]
+        if taken:
+            try:
+                with self._translated("write"):
+                    batch.write()
+            except StoreError:
+                for held in taken:
+                    self._make_ready(held.queue_key, held.lease.payload)
+                raise
+            for held in taken:
+                lease = held.lease
+                self._leases[lease.id] = held
+                self._leased_keys.add(held.queue_key)
+                self._deliveries[lease.id] = lease.deliveries
+        return [held.lease for held in taken]
+
+    async def settle(
+        self,
+        settlements: Sequence[Settlement],
+        children: Sequence[Entry] = (),
+        seen: Sequence[bytes] = (),
+        marks: Mapping[str, bytes] | None = None,
+    ) -> list[bool]:
+        batch = self._db.write_batch()
+        placed: list[tuple[bytes, bytes] | None] = []
+        self._store(batch, children, placed)
+        if seen:
+            prefix = layout.seen_prefix(self._state.generation)
+            time = layout.pack_time(self.clock.time())
+            for key in seen:
+                batch.put(prefix + key, time)
+        for name, value in (marks or {}).items():
+            batch.put(layout.mark_key(name), value)
+        accepted: list[tuple[Settlement, _Held]] = []
+        verdicts = []
+        ended: set[int] = set()
+        for settlement in settlements:
+            lease = settlement.lease
+            held = self._leases.get(lease.id)
+            valid = held is not None and held.lease.token == lease.token and lease.id not in ended
+            verdicts.append(valid)
+            if valid and held is not None:
+                ended.add(lease.id)
+                accepted.append((settlement, held))
+                self._end(batch, settlement, held)
+        self._write(batch)
+        self._place(placed)
+        for settlement, held in accepted:
+            self._forget(held, keep_children=settlement.release or settlement.retry_at is not None)
+            if settlement.release:
+                self._release(settlement, held)
+            elif settlement.retry_at is not None:
+                self._delay(settlement.retry_at, settlement.lease.id)
+        return verdicts
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
+        deadline = self.clock.time() + ttl
+        verdicts = []
+        for lease in leases:
+            held = self._leases.get(lease.id)
+            valid = held is not None and held.lease.token == lease.token
+            if valid and held is not None:
+                held.deadline = deadline
+            verdicts.append(valid)
+        return verdicts
+
+    async def reclaim(self) -> tuple[int, int]:
+        now = self.clock.time()
+        expired = [held for held in self._leases.values() if held.deadline <= now][:RECLAIM_LIMIT]
+        if not expired:
+            return 0, 0
+        batch = self._db.write_batch()
+        dead = []
+        for held in expired:
+            key = layout.lease_key(held.lease.id)
+            if held.lease.deliveries >= self._max_deliveries:
+                self._bury_poison(batch, held.queue_key, key, held.lease.deliveries)
+                dead.append(held)
+        self._write(batch)
+        for held in expired:
+            self._leased_keys.discard(held.queue_key)
+            del self._leases[held.lease.id]
+            if held in dead:
+                self._deliveries.pop(held.lease.id, None)
+            else:
+                self._make_ready(held.queue_key, held.lease.payload)
+        return len(expired) - len(dead), len(dead)
+
+    async def next_due(self) -> float | None:
+        return None if self._earliest == math.inf else self._earliest
+
+    async def counts(self) -> Counts:
+        state, leased = self._state, len(self._leases)
+        return Counts(state.queued - leased, state.delayed, leased, state.dead)
+
+    async def seeding_done(self) -> None:
+        self._state.seeded = True
+        self._write(self._db.write_batch())
+
+    async def finish(self) -> None:
+        self._state.finished = True
+        self._write(self._db.write_batch())
+
+    # The dead
+
+    async def dead(self, limit: int, after: int = 0) -> list[Dead]:
+        found: list[Dead] = []
+        start = layout.dead_key(after)
+        with self._db.iterator(start=start, include_start=False, stop=b"y") as iterator:
+            for key, value in iterator:
+                if len(found) >= limit:
+                    break
+                slot, _, (record, payload) = layout.unpack_placed(value)
+                found.append(Dead(layout.dead_id(key), slot, payload, record))
+        return found
+
+    async def replay(self, ids: Sequence[int]) -> int:
+        batch = self._db.write_batch()
+        placed: list[tuple[bytes, bytes] | None] = []
+        for id_, value in self._dead_values(ids):
+            slot, priority, (_, payload) = layout.unpack_placed(value)
+            queue_key = layout.slot_prefix(slot) + layout.rank(priority, id_, self._lifo)
+            batch.delete(layout.dead_key(id_))
+            batch.put(queue_key, payload)
+            placed.append((queue_key, payload))
+        self._state.queued += len(placed)
+        self._state.dead -= len(placed)
+        if placed:
+            self._state.finished = False
+        self._write(batch)
+        self._place(placed)
+        return len(placed)
+
+    async def purge(self, ids: Sequence[int]) -> int:
+        batch = self._db.write_batch()
+        found = self._dead_values(ids)
+        for id_, _ in found:
+            batch.delete(layout.dead_key(id_))
+        self._state.dead -= len(found)
+        self._write(batch)
+        return len(found)
+
+    def _dead_values(self, ids: Sequence[int]) -> list[tuple[int, bytes]]:
+        values = ((id_, self._db.get(layout.dead_key(id_))) for id_ in dict.fromkeys(ids))
+        return [(id_, value) for id_, value in values if value is not None]
+
+    # Durability and housekeeping, in any thread
+
+    async def sync(self) -> None:
+        with self._translated("fsync"):
+            self._directory.fsync()
+
+    async def maintain(self) -> None:
+        db = self._db
+        if db is None or self._failure is not None:
+            return
+        ranges, self._dead_ranges = self._dead_ranges, []
+        for start, stop in ranges:
+            db.compact_range(start=start, stop=stop)
+        with self._translated("purge"):
+            self._purge_outdated(db)
+
+    def _purge_outdated(self, db: Any) -> None:
+        state = self._state
+        ranges = [
+            (b"s", layout.seen_prefix(state.generation)),
+            (b"c", layout.children_of_generation(state.generation)),
+        ]
+        if state.seeded:
+            seeds = layout.children_prefix(state.generation, SEED)
+            ranges.append((seeds, layout.after(seeds)))
+        for start, stop in ranges:
+            batch = db.write_batch()
+            removed = 0
+            with db.iterator(start=start, stop=stop, include_value=False) as iterator:
+                for key in iterator:
+                    batch.delete(key)
+                    removed += 1
+                    if removed >= PURGE_LIMIT:
+                        break
+            if removed:
+                batch.write()
+                if removed < PURGE_LIMIT:
+                    db.compact_range(start=start, stop=stop)
+                return
+
+    # Writing
+
+    @contextmanager
+    def _translated(self, doing: str) -> Iterator[None]:
+        """LevelDB's errors as ours. After a failed write the store takes no more: LevelDB's log
+        may end in half a record, which is harmless at its end and fatal with more behind it."""
+        if self._failure is not None:
+            raise StoreError(self._failure)
+        try:
+            yield
+        except (plyvel.Error, OSError) as error:
+            text = f"{self._directory.path}: {doing} failed: {error}"
+            no_space = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(
+                sign in str(error) for sign in ("No space left", "quota exceeded", "File too large")
+            )
+            if isinstance(error, plyvel.CorruptionError):
+                raise StoreDamaged(self._directory.damaged(str(error))) from error
+            if doing != "fsync":
+                self._failure = text
+            if no_space:
+                raise StoreFull(f"{text}; free some space and start the crawl again, nothing is lost") from error
+            raise StoreError(text) from error
+
+    def _write(self, batch: Any) -> None:
+        """Write *batch* and the state in one step."""
+        state = self._state
+        state.time = self.clock.time()
+        batch.put(layout.STATE_KEY, state.pack())
+        with self._translated("write"):
+            batch.write()
+
+    def _store(
+        self, batch: Any, entries: Sequence[Entry], placed: list[tuple[bytes, bytes] | None]
+    ) -> list[bool]:
+        """Put what is new of *entries* into *batch*, and what to do in memory into *placed*."""
+        state = self._state
+        now = self.clock.time()
+        seen_prefix = layout.seen_prefix(state.generation)
+        fresh: set[bytes] = set()
+        families: dict[bytes, layout.Family] = {}
+        verdicts = []
+        for entry in entries:
+            if entry.key is not None:
+                marker = seen_prefix + entry.key
+                new = marker not in fresh and self._db.get(marker) is None
+                if new:
+                    fresh.add(marker)
+                    batch.put(marker, layout.pack_time(now))
+            else:
+                new = entry.parent is None or self._is_new_child(entry, entry.parent, families)
+            verdicts.append(new)
+            if not new:
+                continue
+            id_ = state.next_id
+            state.next_id += 1
+            if entry.due > now:
+                batch.put(
+                    layout.delayed_key(entry.due, id_),
+                    layout.pack_placed(entry.slot, entry.priority, entry.payload),
+                )
+                state.delayed += 1
+                self._delay(entry.due, id_)
+                placed.append(None)
+            else:
+                queue_key = layout.slot_prefix(entry.slot) + layout.rank(entry.priority, id_, self._lifo)
+                batch.put(queue_key, entry.payload)
+                state.queued += 1
+                placed.append((queue_key, entry.payload))
+        for marker, family in families.items():
+            batch.put(marker, family.pack())
+        return verdicts
+
+    def _is_new_child(self, entry: Entry, parent: int, families: dict[bytes, layout.Family]) -> bool:
+        """Count *entry* among the children of *parent*; into *families* goes what changed."""
+        if parent == SEED:
+            token = self._state.opens
+        else:
+            held = self._leases.get(parent)
+            if held is None:
+                return True
+            token = held.lease.token
+        marker = layout.children_prefix(self._state.generation, parent) + entry.ordinal
+        family = families.get(marker)
+        if family is None:
+            stored = self._db.get(marker)
+            family = layout.Family(token) if stored is None else layout.Family.unpack(stored)
+            families[marker] = family
+            if stored is None and parent != SEED:
+                self._children.setdefault(parent, []).append(marker)
+        return family.meet(token)
+
+    def _end(self, batch: Any, settlement: Settlement, held: _Held) -> None:
+        """Put the end of one lease into *batch*."""
+        state, lease = self._state, held.lease
+        payload = lease.payload if settlement.payload is None else settlement.payload
+        priority = lease.priority if settlement.priority is None else settlement.priority
+        lease_key = layout.lease_key(lease.id)
+        if settlement.release:
+            deliveries = lease.deliveries - 1
+            if settlement.payload is not None:
+                batch.put(held.queue_key, payload)
+            if deliveries:
+                batch.put(lease_key, layout.pack_lease(deliveries, held.queue_key))
+            else:
+                batch.delete(lease_key)
+            return
+        batch.delete(held.queue_key)
+        batch.delete(lease_key)
+        state.queued -= 1
+        if settlement.retry_at is not None:
+            batch.put(
+                layout.delayed_key(settlement.retry_at, lease.id),
+                layout.pack_placed(lease.slot, priority, payload),
+            )
+            state.delayed += 1
+            return
+        if settlement.dead is not None:
+            batch.put(
+                layout.dead_key(lease.id), layout.pack_placed(lease.slot, priority, settlement.dead, payload)
+            )
+            state.dead += 1
+        for marker in self._children.get(lease.id, ()):
+            batch.delete(marker)
+        if lease.deliveries > 1:  # an earlier delivery may have left identities that this one did not meet
+            prefix = layout.children_prefix(state.generation, lease.id)
+            for marker in self._db.iterator(prefix=prefix, include_value=False):
+                batch.delete(marker)
+
+    def _bury_poison(self, batch: Any, queue_key: bytes, lease_key: bytes, deliveries: int) -> bool:
+        payload = self._db.get(queue_key)
+        batch.delete(lease_key)
+        if payload is None:
+            return False
+        record = {
+            "class": "poison",
+            "reason": f"in flight {deliveries} times when its worker ended",
+            "deliveries": deliveries,
+            "time": self.clock.time(),
+        }
+        slot, priority = layout.slot_of(queue_key), layout.priority_of(queue_key)
+        placed = layout.pack_placed(slot, priority, json.dumps(record).encode(), payload)
+        batch.put(layout.dead_key(layout.id_of(queue_key)), placed)
+        batch.delete(queue_key)
+        self._state.queued -= 1
+        self._state.dead += 1
+        return True
+
+    # In memory, after the write
+
+    def _place(self, placed: Sequence[tuple[bytes, bytes] | None]) -> None:
+        for item in placed:
+            if item is not None:
+                self._make_ready(*item)
+
+    def _make_ready(self, queue_key: bytes, payload: bytes) -> None:
+        prefix = queue_key[:-16]
+        slots = self._slots
+        if prefix not in slots:
+            if slots.full:
+                self._unloaded = self._scan_missed = True
+                return
+            slots.load(prefix, layout.slot_of(queue_key), more=self._unloaded)
+        slots.add(prefix, (queue_key, payload))
+
+    def _forget(self, held: _Held, keep_children: bool) -> None:
+        lease = held.lease
+        del self._leases[lease.id]
+        self._leased_keys.discard(held.queue_key)
+        self._deliveries.pop(lease.id, None)
+        if not keep_children:
+            self._children.pop(lease.id, None)
+        self._settled += 1
+        if self._settled >= COMPACT_AFTER:
+            self._settled = 0
+            prefix = held.queue_key[:-16]
+            self._dead_ranges = [(prefix, held.queue_key), (b"l", b"m")]
+
+    def _release(self, settlement: Settlement, held: _Held) -> None:
+        lease = held.lease
+        if lease.deliveries > 1:
+            self._deliveries[lease.id] = lease.deliveries - 1
+        payload = lease.payload if settlement.payload is None else settlement.payload
+        self._make_ready(held.queue_key, payload)
+
+    def _delay(self, due: float, id_: int) -> None:
+        self._earliest = min(self._earliest, due)
+        self._delayed_from = min(self._delayed_from, layout.delayed_key(due, id_))
+
+    # Reading
+
+    def _read_slot(self, prefix: bytes, bound: bytes, limit: int) -> list[Item]:
+        """Up to *limit* ready entries of one slot behind *bound*; leased ones are passed over."""
+        found: list[Item] = []
+        leased = self._leased_keys
+        with self._db.iterator(start=bound, include_start=False, stop=layout.after(prefix)) as iterator:
+            for item in iterator:
+                if item[0] not in leased:
+                    found.append(item)
+                    if len(found) == limit:
+                        break
+        return found
+
+    def _load_slots(self) -> None:
+        """Bring slots that are only on disk into memory, by skipping from slot to slot."""
+        slots = self._slots
+        with self._db.raw_iterator() as iterator:
+            for _ in range(LOAD_LIMIT):
+                if slots.full:
+                    return
+                iterator.seek(self._scan_from)
+                if not iterator.valid() or not iterator.key().startswith(b"q"):
+                    self._unloaded, self._scan_missed = self._scan_missed, False
+                    self._scan_from = b"q"
+                    return
+                prefix = layout.prefix_of(iterator.key())
+                self._scan_from = layout.after(prefix)
+                if prefix not in slots:
+                    slots.load(prefix, layout.slot_of(prefix), more=True)
+
+    def _promote(self, now: float) -> None:
+        """Make delayed requests ready whose time has come."""
+        batch = self._db.write_batch()
+        placed: list[tuple[bytes, bytes] | None] = []
+        last = self._delayed_from
+        stop = layout.delayed_key(now, layout._MASK)
+        with self._db.iterator(start=last, stop=stop, include_stop=True) as iterator:
+            for key, value in iterator:
+                _, id_ = layout.due_of(key)
+                slot, priority, (payload,) = layout.unpack_placed(value)
+                queue_key = layout.slot_prefix(slot) + layout.rank(priority, id_, self._lifo)
+                batch.delete(key)
+                batch.put(queue_key, payload)
+                placed.append((queue_key, payload))
+                last = key
+                if len(placed) >= PROMOTE_LIMIT:
+                    break
+        if placed:
+            self._state.delayed -= len(placed)
+            self._state.queued += len(placed)
+            self._write(batch)
+            self._place(placed)
+        self._delayed_from = last
+        self._earliest = self._first_due(last)
+
+    def _first_due(self, start: bytes) -> float:
+        with self._db.iterator(start=start, stop=b"e", include_value=False) as iterator:
+            key = next(iterator, None)
+        return math.inf if key is None else layout.due_of(key)[0]

@@ -1,0 +1,516 @@
+"""HAScheduler: Scrapy's side of the frontier."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import AsyncIterator
+from hashlib import sha1
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scrapy import Request, signals
+from scrapy.core.scheduler import BaseScheduler
+from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
+from scrapy.utils.defer import maybe_deferred_to_future
+from scrapy.utils.misc import build_from_crawler, load_object
+from twisted.internet.defer import Deferred
+
+from scrapy_ha import settings as declared
+from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
+from scrapy_ha.fingerprint import Fingerprints
+from scrapy_ha.frontier.leveldb import LevelDBFrontier
+from scrapy_ha.lifecycle import Lifecycle
+from scrapy_ha.loop import Timer, call_later, close_spider, completed, sleep, spawn
+from scrapy_ha.run import current_page, run_of
+from scrapy_ha.scheduler.commit import Commits
+from scrapy_ha.scheduler.identity import adopt, inherit
+from scrapy_ha.scheduler.pages import Loads, Page
+from scrapy_ha.scheduler.unstored import Unstored, UnstoredQueue
+from scrapy_ha.serialize import RequestCodec
+from scrapy_ha.state import get_state, set_state
+from scrapy_ha.typing import SEED, Counts, Entry, Frontier, Lease, Settlement
+
+if TYPE_CHECKING:
+    from scrapy import Spider
+    from scrapy.crawler import Crawler
+    from typing_extensions import Self
+
+logger = logging.getLogger(__name__)
+
+SLOT_NAME_LIMIT = 255
+"""Longer names of download slots, which no host has, are shortened in the store."""
+
+
+class HAScheduler(BaseScheduler):
+    """A scheduler whose requests survive the death of the process.
+
+    A request that :meth:`enqueue_request` accepted is on disk when the method returns, and stays
+    there until the engine is done with it: parsed, its children stored, its items accepted by
+    the pipelines. After ``kill -9`` the same command goes on; only pages that were in flight are
+    fetched again. Works with any spider, as ``SCHEDULER = "scrapy_ha.scheduler.HAScheduler"`` or
+    through the add-on.
+
+    Duplicates are known by Scrapy's request fingerprinter and kept in the frontier; a
+    ``DUPEFILTER_CLASS`` of the project's own is asked as well.
+
+    Raises:
+        SettingError: A setting has a value that is not allowed.
+        StoreLocked, StoreDamaged: On opening, see :class:`~scrapy_ha.frontier.leveldb.LevelDBFrontier`.
+    """
+
+    def __init__(self, crawler: Crawler) -> None:
+        settings = crawler.settings
+        declared.check(settings)
+        self.crawler = crawler
+        self._stats: Any = crawler.stats
+        self._run = run_of(crawler)
+        self._fingerprints = Fingerprints(crawler.request_fingerprinter)
+        self._dupefilter = self._foreign_dupefilter()
+        self._filtering = load_object(settings["DUPEFILTER_CLASS"]) is not BaseDupeFilter
+        self._log_duplicates = settings.getbool("DUPEFILTER_DEBUG")
+        self._first_duplicate = True
+        self._seed_once: bool = declared.read(settings, "HA_SEED_ONCE")
+        self._seed_limit: int = declared.read(settings, "HA_SEED_LIMIT")
+        self._hold_parent: bool = declared.read(settings, "HA_HOLD_PARENT")
+        self._pages: dict[Request, Page] = {}
+        self._by_id: dict[int, Page] = {}
+        self._unstored = UnstoredQueue()
+        self._unstored_kinds: set[str] = set()
+        self._in_memory = 0
+        self._unstored_holds = 0
+        self._loads = Loads(self._capacity)
+        self._seed: Request | None = None
+        self._seeding = False
+        self._room: Deferred[None] | None = None
+        self._wake_timer: Timer | None = None
+        self._wake_at = math.inf
+        self._failed = False
+        self._opened = False
+
+    @classmethod
+    def from_crawler(cls, crawler: Crawler) -> Self:
+        return cls(crawler)
+
+    # Opening and closing
+
+    def open(self, spider: Spider) -> None:
+        settings = self.crawler.settings
+        directory = declared.directory(settings, spider.name)
+        frontier = LevelDBFrontier(
+            Path(directory) / "frontier",
+            max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
+            order=declared.read(settings, "HA_QUEUE_ORDER"),
+        )
+        try:
+            opened = completed(frontier.open())
+        except HAError as error:
+            logger.error("%s", error)
+            raise
+        self._opened = True
+        self._frontier: Frontier = frontier
+        self._clock = self._run.clock = frontier.clock
+        self._codec = RequestCodec(spider)
+        self._lifecycle = Lifecycle(self.crawler, self._ended)
+        self._run.resumed, self._run.marks = opened.resumed, opened.marks
+        self._run.tracks = self._pages.__contains__
+        self._commits = Commits(
+            frontier,
+            self._run,
+            declared.read(settings, "HA_FSYNC"),
+            declared.read(settings, "HA_FSYNC_INTERVAL"),
+            self._fail,
+        )
+        self._commits.start()
+        self._seeded = opened.seeded
+        self._lifecycle.wrap_start(self._start_requests)
+        self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
+        if self._dupefilter is not None:
+            self._dupefilter.open()
+        self._report(opened.resumed, opened.reclaimed, opened.poisoned, frontier, directory)
+
+    def _report(
+        self, resumed: bool, reclaimed: int, poisoned: int, frontier: Frontier, directory: Path
+    ) -> None:
+        counts = completed(frontier.counts())
+        self._stats.set_value("ha/scheduler/resumed", resumed)
+        self._stats.set_value("ha/scheduler/reclaimed", reclaimed)
+        if resumed:
+            logger.info(
+                "Resuming the crawl in %s: %d requests wait, %d of them were in flight when it was interrupted, "
+                "%d are delayed, start requests %s",
+                directory,
+                counts.ready,
+                reclaimed,
+                counts.delayed,
+                "are complete" if self._seeded and self._seed_once else "go on",
+            )
+        if poisoned:
+            self._stats.inc_value("ha/scheduler/poisoned", poisoned)
+            logger.error(
+                "%d requests were in flight at every one of several crashes and were set aside as poison", poisoned
+            )
+
+    def close(self, reason: str) -> Deferred[None]:
+        return spawn(self._close(reason))
+
+    async def _close(self, reason: str) -> None:
+        if not self._opened:
+            return
+        self._opened = False
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+        await self._commits.close()
+        if self._unstored or self._unstored_holds:
+            logger.warning(
+                "%d requests that cannot be stored were still waiting; the pages that yielded them will be "
+                "fetched again (reasons: %s)",
+                len(self._unstored),
+                ", ".join(sorted(self._unstored_kinds)),
+            )
+        try:
+            counts = completed(self._frontier.counts())
+            self._stats.set_value("ha/scheduler/pending", counts.pending)
+            self._stats.set_value("ha/scheduler/dead", counts.dead)
+            complete = reason == "finished" and not self._failed and (self._seeded or not self._seed_once)
+            if complete and not counts.pending and not self._unstored:
+                completed(self._frontier.finish())
+                await self._commits.close()
+        finally:
+            if self._dupefilter is not None:
+                self._dupefilter.close(reason)
+            completed(self._frontier.close())
+
+    # What the engine calls
+
+    def has_pending_requests(self) -> bool:
+        if self._unstored or self._failed:
+            return True
+        counts = completed(self._frontier.counts())
+        return bool(counts.ready or counts.delayed)
+
+    def enqueue_request(self, request: Request) -> bool:
+        key = None
+        if not request.dont_filter and self._filtering:
+            key = self._fingerprints.get(request)
+            if self._frontier.knows(key) or key in self._unstored.keys:
+                self._log_duplicate(request)
+                return False
+            if self._dupefilter is not None and self._dupefilter.request_seen(request):
+                self._dupefilter.log(request, self.crawler.spider)
+                return False
+        if self._failed:
+            self._stats.inc_value("ha/scheduler/refused")
+            return False
+        page = current_page.get()
+        parent = self._pages.get(page) if page is not None else None
+        seed = request is self._seed
+        due = 0.0
+        if parent is not None:
+            inherit(request, parent.request)
+        elif not seed:
+            parent = self._by_id.get(get_state(request).get("id", 0))
+            due = adopt(request, parent is not None)
+        try:
+            return self._store(request, key, parent, seed, due)
+        except HAError as error:
+            self._fail(error)
+            return False
+
+    def next_request(self) -> Request | None:
+        # The engine may call from the context of a page; what it starts now is no part of that.
+        current_page.set(None)
+        if self._failed:
+            return None
+        try:
+            request = self._next_unstored() or self._next_stored()
+        except HAError as error:
+            self._fail(error)
+            return None
+        if request is None:
+            self._wake_when_due()
+        else:
+            self._stats.inc_value("scheduler/dequeued")
+        return request
+
+    # Storing
+
+    def _store(self, request: Request, key: bytes | None, parent: Page | None, seed: bool, due: float) -> bool:
+        slot = self._slot_of(request)
+        try:
+            payload = self._codec.encode(request)
+        except Unserializable as error:
+            self._keep_in_memory(request, slot, key, parent, due, error)
+            return True
+        if due and parent is not None and parent.lease is not None and not parent.moved:
+            parent.moved = True
+            settlement = Settlement(parent.lease, payload=payload, retry_at=due, priority=request.priority)
+            completed(self._frontier.settle([settlement]))
+            self._commits.touch()
+            self._stats.inc_value("ha/scheduler/delayed")
+            self._count_enqueued("disk")
+            return True
+        entry = Entry(payload, slot, key, request.priority, due)
+        if key is None:
+            if parent is not None and parent.lease is not None:
+                entry.parent = parent.lease.id
+            elif seed and self._seed_once:
+                entry.parent = SEED
+            if entry.parent is not None:
+                entry.ordinal = self._fingerprints.get(request)
+        (new,) = completed(self._frontier.offer((entry,)))
+        self._commits.touch()
+        if new:
+            self._count_enqueued("disk")
+        else:
+            self._stats.inc_value("ha/scheduler/already_stored")
+        return True
+
+    def _keep_in_memory(
+        self,
+        request: Request,
+        slot: str,
+        key: bytes | None,
+        parent: Page | None,
+        due: float,
+        error: Unserializable,
+    ) -> None:
+        if error.kind not in self._unstored_kinds:
+            self._unstored_kinds.add(error.kind)
+            logger.warning(
+                "Requests like %s cannot be stored and are kept in memory (said once per kind): %s",
+                request,
+                error,
+            )
+        if due and parent is not None and parent.lease is None:
+            parent.moved = True  # the retry takes the place of the failed one, and is held for in its stead
+            key, parent = parent.key, parent.parent
+        if parent is not None and self._hold_parent:
+            parent.holds += 1
+            self._unstored_holds += 1
+        else:
+            parent = None
+        self._unstored.push(Unstored(request, slot, key, parent), due)
+        self._stats.inc_value("ha/scheduler/unserializable")
+        self._count_enqueued("memory")
+
+    def _count_enqueued(self, where: str) -> None:
+        self._stats.inc_value(f"scheduler/enqueued/{where}")
+        self._stats.inc_value("scheduler/enqueued")
+
+    # Handing out
+
+    def _next_unstored(self) -> Request | None:
+        if not self._unstored:
+            return None
+        entry = self._unstored.pop(self._clock.time(), self._loads.busy, self._loads.full)
+        if entry is None:
+            return None
+        self._in_memory += 1
+        page = Page(entry.request, entry.slot, -self._in_memory, parent=entry.parent, key=entry.key)
+        state = get_state(entry.request)
+        state["id"] = page.id
+        set_state(entry.request, state)
+        self._take(page)
+        self._stats.inc_value("scheduler/dequeued/memory")
+        return entry.request
+
+    def _next_stored(self) -> Request | None:
+        loads = self._loads
+        for _ in range(100):
+            leases = completed(self._frontier.lease(1, loads.busy, loads.full, math.inf))
+            if not leases:
+                return None
+            lease = leases[0]
+            try:
+                request = self._codec.decode(lease.payload)
+            except BadRecord as error:
+                self._set_aside(lease, error)
+                continue
+            state = get_state(request)
+            state["id"] = lease.id
+            state["deliveries"] = lease.deliveries
+            set_state(request, state)
+            self._take(Page(request, lease.slot, lease.id, lease))
+            self._stats.inc_value("scheduler/dequeued/disk")
+            return request
+        self._lifecycle.wake()
+        return None
+
+    def _take(self, page: Page) -> None:
+        self._pages[page.request] = page
+        self._by_id[page.id] = page
+        self._loads.occupy(page.slot)
+        self._make_room()
+
+    def _set_aside(self, lease: Lease, error: BadRecord) -> None:
+        """A stored request that is none: dead, with the reason; the crawl goes on."""
+        logger.error("A stored request of slot %s cannot be read and was set aside: %s", lease.slot, error)
+        self._stats.inc_value("ha/scheduler/bad_records")
+        record = self._dead_record({"class": "bad_record", "reason": str(error)[:500]})
+        completed(self._frontier.settle([Settlement(lease, dead=record)]))
+
+    def _dead_record(self, record: dict[str, Any]) -> bytes:
+        return json.dumps({**record, "time": self._clock.time()}).encode()
+
+    # The end of a request
+
+    def _left_downloader(self, request: Request) -> None:
+        page = self._pages.get(request)
+        if page is not None and page.loading:
+            page.loading = False
+            self._loads.vacate(page.slot)
+
+    def _ended(self, request: Request) -> None:
+        """The engine is done with *request* (called by the lifecycle; must not raise)."""
+        page = self._pages.pop(request, None)
+        if page is None:
+            return
+        if page.loading:
+            self._loads.vacate(page.slot)
+        self._by_id.pop(page.id, None)
+        page.ended = True
+        try:
+            self._complete(page)
+        except Exception as error:
+            self._fail(error)
+
+    def _complete(self, page: Page) -> None:
+        if page.holds or not page.ended:
+            return
+        parent = page.parent
+        if parent is not None:
+            parent.holds -= 1
+            self._unstored_holds -= 1
+            if not page.moved:
+                parent.members.append(page)
+            self._complete(parent)
+            return
+        if page.moved:
+            return
+        family = list(page.family())
+        keys = [member.key for member in family if member.key is not None]
+        if page.lease is None:
+            self._end_unstored(family, keys)
+            return
+        gave_up = get_state(page.request).get("gave_up")
+        dead = None
+        if gave_up is not None:
+            dead = self._dead_record({"class": gave_up["cls"], "reason": gave_up["reason"], "url": page.request.url})
+            self._stats.inc_value("ha/scheduler/given_up")
+        settlement = Settlement(page.lease, dead=dead)
+        self._commits.commit([member.request for member in family], settlement, keys)
+        self._unstored.keys.difference_update(keys)
+
+    def _end_unstored(self, family: list[Page], keys: list[bytes]) -> None:
+        """A request in memory that nothing waits for."""
+        for member in family:
+            self._run.settle(member.request)
+        completed(self._frontier.settle([], seen=keys, marks=self._run.collect_marks()))
+        self._commits.touch()
+        self._unstored.keys.difference_update(keys)
+
+    # Start requests
+
+    async def _start_requests(self, start: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Start items and requests, once per crawl, and no faster than they are worked on."""
+        if self._seed_once and self._seeded:
+            return
+        count = 0
+        async for one in start:
+            while self._waiting() >= self._seed_limit:
+                await self._wait_for_room()
+            count += 1
+            if not count % 64:  # the engine takes them without a pause while it is busy
+                await sleep(0)
+            self._seed = one if isinstance(one, Request) else None
+            yield one
+        self._seed = None
+        if not self._failed:
+            try:
+                completed(self._frontier.seeding_done())
+                self._seeded = True
+            except HAError as error:
+                self._fail(error)
+
+    def _waiting(self) -> int:
+        counts: Counts = completed(self._frontier.counts())
+        return counts.ready + counts.delayed + len(self._unstored)
+
+    async def _wait_for_room(self) -> None:
+        self._room = Deferred()
+        await maybe_deferred_to_future(self._room)
+
+    def _make_room(self) -> None:
+        if self._room is not None and self._waiting() < self._seed_limit:
+            room, self._room = self._room, None
+            call_later(0, lambda: room.callback(None))
+
+    # Delayed requests
+
+    def _wake_when_due(self) -> None:
+        """Have the engine ask again when the next delayed request is due."""
+        due = completed(self._frontier.next_due())
+        at = min(math.inf if due is None else due, self._unstored.next_due)
+        if at == self._wake_at or at == math.inf:
+            return
+        if self._wake_timer is not None:
+            self._wake_timer.cancel()
+        self._wake_at = at
+        self._wake_timer = call_later(max(at - self._clock.time(), 0.0) + 0.001, self._wake)
+
+    def _wake(self) -> None:
+        self._wake_timer, self._wake_at = None, math.inf
+        self._lifecycle.wake()
+
+    # Slots and duplicates
+
+    def _slot_of(self, request: Request) -> str:
+        downloader: Any = self.crawler.engine.downloader  # type: ignore[union-attr]
+        slot = str(downloader.get_slot_key(request))
+        if len(slot) <= SLOT_NAME_LIMIT:
+            return slot
+        return f"{slot[:SLOT_NAME_LIMIT]}#{sha1(slot.encode(errors='surrogatepass')).hexdigest()}"
+
+    def _capacity(self, slot: str) -> int:
+        downloader: Any = self.crawler.engine.downloader  # type: ignore[union-attr]
+        known = downloader.slots.get(slot)
+        if known is not None:
+            return int(known.concurrency)
+        configured = downloader.per_slot_settings.get(slot, {}).get("concurrency")
+        return int(configured or downloader.ip_concurrency or downloader.domain_concurrency)
+
+    def _foreign_dupefilter(self) -> Any:
+        """The project's own dupefilter; ``None`` when it is Scrapy's, whose work the frontier does."""
+        cls = load_object(self.crawler.settings["DUPEFILTER_CLASS"])
+        if cls in (RFPDupeFilter, BaseDupeFilter):
+            return None
+        return build_from_crawler(cls, self.crawler)
+
+    def _log_duplicate(self, request: Request) -> None:
+        self._stats.inc_value("dupefilter/filtered")
+        if self._log_duplicates:
+            logger.debug("Filtered duplicate request: %s", request, extra={"spider": self.crawler.spider})
+        elif self._first_duplicate:
+            self._first_duplicate = False
+            logger.debug(
+                "Filtered duplicate request: %s - no more duplicates will be shown "
+                "(see DUPEFILTER_DEBUG to show all duplicates)",
+                request,
+                extra={"spider": self.crawler.spider},
+            )
+
+    def _fail(self, error: Exception) -> None:
+        """The store, or what an acknowledgement waits for, cannot be written: stop, in order.
+
+        What is in flight stays leased, so the next run takes it up.
+        """
+        if self._failed:
+            return
+        self._failed = True
+        expected = isinstance(error, HAError)
+        reason = "disk_full" if isinstance(error, StoreFull) else "store_error"
+        logger.error("Closing the spider (%s): %s", reason, error, exc_info=None if expected else error)
+        self._stats.set_value("ha/scheduler/failure", reason)
+        close_spider(self.crawler, reason)

@@ -1,0 +1,71 @@
+"""What is in flight: pages, and how much of each slot they take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from scrapy import Request
+
+    from scrapy_ha.typing import Lease
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """A request that the engine works on."""
+
+    request: Request
+    slot: str
+    id: int
+    """The lease's, or a negative number for a request in memory."""
+    lease: Lease | None = None
+    """``None``: the request could not be stored, and lives in memory only."""
+    parent: Page | None = None
+    """Of a request in memory: the page that is not done before this one is."""
+    key: bytes | None = None
+    """Of a request in memory: the fingerprint to be marked seen when it is done."""
+    loading: bool = True
+    """It still counts against its slot."""
+    moved: bool = False
+    """The lease was settled in another way than by the page's end: it is a retry now."""
+    ended: bool = False
+    """The engine is done with it."""
+    holds: int = 0
+    """Children in memory that are not done."""
+    members: list[Page] = field(default_factory=list)
+    """Children in memory that are done, whose items are settled together with this page."""
+
+    def family(self) -> Iterator[Page]:
+        """Members of all generations, then the page itself."""
+        for member in self.members:
+            yield from member.family()
+        yield self
+
+
+class Loads:
+    """How many requests of each slot are on their way to or in the downloader.
+
+    Args:
+        capacity: How many a slot takes at once; 0 or less means no limit.
+    """
+
+    def __init__(self, capacity: Callable[[str], int]) -> None:
+        self._capacity = capacity
+        self.busy: dict[str, int] = {}
+        self.full: set[str] = set()
+
+    def occupy(self, slot: str) -> None:
+        load = self.busy[slot] = self.busy.get(slot, 0) + 1
+        if 0 < self._capacity(slot) <= load:
+            self.full.add(slot)
+
+    def vacate(self, slot: str) -> None:
+        load = self.busy[slot] - 1
+        if load:
+            self.busy[slot] = load
+        else:
+            del self.busy[slot]
+        if slot in self.full and load < self._capacity(slot):
+            self.full.discard(slot)
