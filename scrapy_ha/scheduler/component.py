@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy import Request, signals
+from scrapy.core.downloader import Downloader
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.defer import maybe_deferred_to_future
@@ -19,11 +20,12 @@ from twisted.internet.defer import Deferred
 
 from scrapy_ha import settings as declared
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
-from scrapy_ha.fingerprint import Fingerprints
+from scrapy_ha.fingerprint import Fingerprints, host_of
 from scrapy_ha.frontier.leveldb import LevelDBFrontier
 from scrapy_ha.lifecycle import Lifecycle
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, sleep, spawn
 from scrapy_ha.run import current_page, run_of
+from scrapy_ha.scheduler.cheap import RecentKeys, Tally
 from scrapy_ha.scheduler.commit import Commits
 from scrapy_ha.scheduler.identity import adopt, inherit
 from scrapy_ha.scheduler.pages import Loads, Page
@@ -65,6 +67,8 @@ class HAScheduler(BaseScheduler):
         declared.check(settings)
         self.crawler = crawler
         self._stats: Any = crawler.stats
+        self._tally = Tally(crawler.stats)
+        self._recent = RecentKeys()
         self._run = run_of(crawler)
         self._fingerprints = Fingerprints(crawler.request_fingerprinter)
         self._dupefilter = self._foreign_dupefilter()
@@ -112,6 +116,10 @@ class HAScheduler(BaseScheduler):
         self._frontier: Frontier = frontier
         self._clock = self._run.clock = frontier.clock
         self._codec = RequestCodec(spider)
+        self._downloader: Any = self.crawler.engine.downloader  # type: ignore[union-attr]
+        self._slots_are_hosts = (
+            type(self._downloader).get_slot_key is Downloader.get_slot_key and not self._downloader.ip_concurrency
+        )
         self._lifecycle = Lifecycle(self.crawler, self._ended)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
         self._run.tracks = self._pages.__contains__
@@ -169,6 +177,7 @@ class HAScheduler(BaseScheduler):
                 len(self._unstored),
                 ", ".join(sorted(self._unstored_kinds)),
             )
+        self._tally.flush()
         try:
             counts = completed(self._frontier.counts())
             self._stats.set_value("ha/scheduler/pending", counts.pending)
@@ -194,14 +203,14 @@ class HAScheduler(BaseScheduler):
         key = None
         if not request.dont_filter and self._filtering:
             key = self._fingerprints.get(request)
-            if self._frontier.knows(key) or key in self._unstored.keys:
+            if key in self._recent or self._is_seen(key):
                 self._log_duplicate(request)
                 return False
             if self._dupefilter is not None and self._dupefilter.request_seen(request):
                 self._dupefilter.log(request, self.crawler.spider)
                 return False
         if self._failed:
-            self._stats.inc_value("ha/scheduler/refused")
+            self._tally.add("ha/scheduler/refused")
             return False
         page = current_page.get()
         parent = self._pages.get(page) if page is not None else None
@@ -218,6 +227,14 @@ class HAScheduler(BaseScheduler):
             self._fail(error)
             return False
 
+    def _is_seen(self, key: bytes) -> bool:
+        if key in self._unstored.keys:
+            return True
+        seen = bool(self._frontier.knows(key))
+        if seen:
+            self._recent.add(key)
+        return seen
+
     def next_request(self) -> Request | None:
         # The engine may call from the context of a page; what it starts now is no part of that.
         current_page.set(None)
@@ -231,7 +248,7 @@ class HAScheduler(BaseScheduler):
         if request is None:
             self._wake_when_due()
         else:
-            self._stats.inc_value("scheduler/dequeued")
+            self._tally.add("scheduler/dequeued")
         return request
 
     # Storing
@@ -248,7 +265,7 @@ class HAScheduler(BaseScheduler):
             settlement = Settlement(parent.lease, payload=payload, retry_at=due, priority=request.priority)
             completed(self._frontier.settle([settlement]))
             self._commits.touch()
-            self._stats.inc_value("ha/scheduler/delayed")
+            self._tally.add("ha/scheduler/delayed")
             self._count_enqueued("disk")
             return True
         entry = Entry(payload, slot, key, request.priority, due)
@@ -261,10 +278,12 @@ class HAScheduler(BaseScheduler):
                 entry.ordinal = self._fingerprints.get(request)
         (new,) = completed(self._frontier.offer((entry,)))
         self._commits.touch()
+        if key is not None:
+            self._recent.add(key)
         if new:
             self._count_enqueued("disk")
         else:
-            self._stats.inc_value("ha/scheduler/already_stored")
+            self._tally.add("ha/scheduler/already_stored")
         return True
 
     def _keep_in_memory(
@@ -292,12 +311,12 @@ class HAScheduler(BaseScheduler):
         else:
             parent = None
         self._unstored.push(Unstored(request, slot, key, parent), due)
-        self._stats.inc_value("ha/scheduler/unserializable")
+        self._tally.add("ha/scheduler/unserializable")
         self._count_enqueued("memory")
 
     def _count_enqueued(self, where: str) -> None:
-        self._stats.inc_value(f"scheduler/enqueued/{where}")
-        self._stats.inc_value("scheduler/enqueued")
+        self._tally.add(f"scheduler/enqueued/{where}")
+        self._tally.add("scheduler/enqueued")
 
     # Handing out
 
@@ -313,7 +332,7 @@ class HAScheduler(BaseScheduler):
         state["id"] = page.id
         set_state(entry.request, state)
         self._take(page)
-        self._stats.inc_value("scheduler/dequeued/memory")
+        self._tally.add("scheduler/dequeued/memory")
         return entry.request
 
     def _next_stored(self) -> Request | None:
@@ -333,7 +352,7 @@ class HAScheduler(BaseScheduler):
             state["deliveries"] = lease.deliveries
             set_state(request, state)
             self._take(Page(request, lease.slot, lease.id, lease))
-            self._stats.inc_value("scheduler/dequeued/disk")
+            self._tally.add("scheduler/dequeued/disk")
             return request
         self._lifecycle.wake()
         return None
@@ -347,7 +366,7 @@ class HAScheduler(BaseScheduler):
     def _set_aside(self, lease: Lease, error: BadRecord) -> None:
         """A stored request that is none: dead, with the reason; the crawl goes on."""
         logger.error("A stored request of slot %s cannot be read and was set aside: %s", lease.slot, error)
-        self._stats.inc_value("ha/scheduler/bad_records")
+        self._tally.add("ha/scheduler/bad_records")
         record = self._dead_record({"class": "bad_record", "reason": str(error)[:500]})
         completed(self._frontier.settle([Settlement(lease, dead=record)]))
 
@@ -373,6 +392,7 @@ class HAScheduler(BaseScheduler):
         page.ended = True
         try:
             self._complete(page)
+            self._tally.flush()
         except Exception as error:
             self._fail(error)
 
@@ -398,7 +418,7 @@ class HAScheduler(BaseScheduler):
         dead = None
         if gave_up is not None:
             dead = self._dead_record({"class": gave_up["cls"], "reason": gave_up["reason"], "url": page.request.url})
-            self._stats.inc_value("ha/scheduler/given_up")
+            self._tally.add("ha/scheduler/given_up")
         settlement = Settlement(page.lease, dead=dead)
         self._commits.commit([member.request for member in family], settlement, keys)
         self._unstored.keys.difference_update(keys)
@@ -467,14 +487,16 @@ class HAScheduler(BaseScheduler):
     # Slots and duplicates
 
     def _slot_of(self, request: Request) -> str:
-        downloader: Any = self.crawler.engine.downloader  # type: ignore[union-attr]
-        slot = str(downloader.get_slot_key(request))
+        slot = request.meta.get(Downloader.DOWNLOAD_SLOT)
+        if slot is None:
+            slot = host_of(request.url) if self._slots_are_hosts else self._downloader.get_slot_key(request)
+        slot = str(slot)
         if len(slot) <= SLOT_NAME_LIMIT:
             return slot
         return f"{slot[:SLOT_NAME_LIMIT]}#{sha1(slot.encode(errors='surrogatepass')).hexdigest()}"
 
     def _capacity(self, slot: str) -> int:
-        downloader: Any = self.crawler.engine.downloader  # type: ignore[union-attr]
+        downloader = self._downloader
         known = downloader.slots.get(slot)
         if known is not None:
             return int(known.concurrency)
@@ -489,7 +511,7 @@ class HAScheduler(BaseScheduler):
         return build_from_crawler(cls, self.crawler)
 
     def _log_duplicate(self, request: Request) -> None:
-        self._stats.inc_value("dupefilter/filtered")
+        self._tally.add("dupefilter/filtered")
         if self._log_duplicates:
             logger.debug("Filtered duplicate request: %s", request, extra={"spider": self.crawler.spider})
         elif self._first_duplicate:

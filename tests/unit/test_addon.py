@@ -107,7 +107,12 @@ def test_own_feed_exporter_of_the_project_stays_alone() -> None:
 
 
 def test_components_enabled_by_hand_stay_where_they_are() -> None:
-    settings = apply(DOWNLOADER_MIDDLEWARES={RETRY: 345}, EXTENSIONS={FEEDS: 7}, HA_SPOOL=True, ITEM_PIPELINES={PIPELINE: 1})
+    settings = apply(
+        DOWNLOADER_MIDDLEWARES={RETRY: 345},
+        EXTENSIONS={FEEDS: 7},
+        HA_SPOOL=True,
+        ITEM_PIPELINES={PIPELINE: 1},
+    )
     assert settings.getdict("DOWNLOADER_MIDDLEWARES")[RETRY] == 345
     assert components(settings, "DOWNLOADER_MIDDLEWARES").count(load_object(RETRY)) == 1
     assert settings.getdict("EXTENSIONS")[FEEDS] == 7
@@ -116,7 +121,12 @@ def test_components_enabled_by_hand_stay_where_they_are() -> None:
 
 @pytest.mark.parametrize(
     ("project", "there"),
-    [({}, False), ({"HA_SPOOL": "true"}, True), ({"MONGO_URI": "mongodb://127.0.0.1"}, True), ({"HA_SPOOL": "0"}, False)],
+    [
+        ({}, False),
+        ({"HA_SPOOL": "true"}, True),
+        ({"MONGO_URI": "mongodb://127.0.0.1"}, True),
+        ({"HA_SPOOL": "0"}, False),
+    ],
 )
 def test_pipeline_only_when_asked_for(project: dict[str, Any], there: bool) -> None:
     assert (load_object(PIPELINE) in components(apply(**project), "ITEM_PIPELINES")) is there

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-SCRIPT = '''
+SCRIPT = """
 import sys
 import scrapy
 from scrapy.core.scheduler import Scheduler
@@ -70,7 +70,7 @@ process.crawl(Spider)
 process.start()
 print("ended", sorted(ended))
 print("pages", pages)
-'''
+"""
 
 
 @pytest.fixture(scope="module")
