@@ -56,15 +56,17 @@ class Entry:
     """Not to be leased before this time, epoch seconds; 0: at once."""
     parent: int | None = None
     """Lease id of the page that produced it (``SEED`` for start requests). It gives a request
-    without *key* an identity until that page is acknowledged: when the page is delivered again
-    after a crash, a child that is stored already is not stored twice."""
+    without *key* an identity until that page is done or given up: when the page is delivered again
+    after a crash, a child that is stored already is not stored twice. A lease that was lost keeps
+    it; a page that is not this worker's, or has ended, gives none."""
     ordinal: bytes = b""
     """Which of the children it is, the same in every delivery of *parent*. Several children with
     one ordinal are told apart by counting them in each delivery."""
 
 
 SEED = 0
-"""The *parent* of start requests. Their identities are kept until seeding is complete."""
+"""The *parent* of start requests. Each :meth:`Frontier.open` delivers them anew. Their identities
+are kept until seeding is complete, and shared by all workers."""
 
 
 @dataclass(slots=True)
@@ -72,7 +74,8 @@ class Lease:
     """One delivery of one request to one worker."""
 
     id: int
-    """Names the request, and stays the same over all its deliveries and retries; at least 1."""
+    """Names the request, and stays the same over all its deliveries and retries; at least 1. Ids
+    grow in order of arrival and are never given twice."""
     payload: bytes
     slot: str
     priority: int
@@ -102,7 +105,7 @@ class Settlement:
 
 @dataclass(slots=True)
 class Counts:
-    """Requests by state."""
+    """Requests by state, over all workers. *delayed* may count due ones until the next lease call."""
 
     ready: int = 0
     delayed: int = 0
@@ -119,7 +122,8 @@ class Opened:
     """What was found when a frontier was opened."""
 
     resumed: bool
-    """There was an interrupted crawl; it goes on."""
+    """There was an interrupted crawl; it goes on. So it is once anything was stored that no
+    :meth:`Frontier.finish` has closed, even if nothing is pending."""
     seeded: bool
     """Its start requests had been produced to the end."""
     reclaimed: int = 0
@@ -127,6 +131,7 @@ class Opened:
     poisoned: int = 0
     """Requests that had been in flight too often and are dead."""
     marks: dict[str, bytes] = field(default_factory=dict)
+    """What this worker stored with :meth:`Frontier.settle`, by name."""
 
 
 @dataclass(slots=True)
@@ -180,7 +185,8 @@ class Frontier(Protocol):
 
         Slots in *full* are passed over. Of the others the least busy go first, by the numbers
         in *busy* (absent: 0) plus what this call has taken; among equals in turn. Within a slot
-        by priority, then by order.
+        by priority, then by order of arrival, which whatever comes back keeps. Fewer than *limit*
+        may come while more are due, but none only if none is.
         """
 
     async def settle(
@@ -195,14 +201,16 @@ class Frontier(Protocol):
         Returns:
             For each settlement whether it was accepted. A lease that expired and was taken
             away is refused: its settlement changes nothing (fencing), children, seen and marks
-            are stored all the same.
+            are stored all the same. Until it is taken away, an expired lease counts.
         """
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
         """Extend leases to *ttl* seconds from now. ``False``: no longer held."""
 
     async def reclaim(self) -> tuple[int, int]:
-        """Return expired leases to ready, or to dead as poison after too many deliveries.
+        """Return expired leases, of any worker, to ready, or to dead as poison after too many deliveries.
+
+        The record of poison is a JSON object with ``class``, ``reason``, ``deliveries``, ``time``.
 
         Returns:
             How many became ready and how many dead. Work per call is bounded.
@@ -217,10 +225,14 @@ class Frontier(Protocol):
         """All start requests are stored; their identities are no longer needed."""
 
     async def finish(self) -> None:
-        """The crawl is complete. The next :meth:`open` starts a fresh one; the dead stay."""
+        """The crawl that this worker opened is complete.
+
+        The next :meth:`open` starts a fresh one: keys, seeding and marks are gone, the dead stay.
+        Unless requests are pending by then (replayed, or late): then the crawl is resumed.
+        """
 
     async def dead(self, limit: int, after: int = 0) -> list[Dead]:
-        """Up to *limit* dead requests with an id above *after*, by id."""
+        """Up to *limit* dead requests with an id above *after*, by id, from earlier crawls too."""
 
     async def replay(self, ids: Sequence[int]) -> int:
         """Make dead requests ready again, with no deliveries counted; how many there were."""

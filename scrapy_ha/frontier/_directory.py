@@ -116,10 +116,8 @@ class FrontierDirectory:
             self._mark(made=False)
         try:
             db = plyvel.DB(str(database), create_if_missing=not made, **_OPTIONS)
-        except plyvel.CorruptionError as error:
-            raise StoreDamaged(self.damaged(str(error))) from error
         except plyvel.Error as error:
-            raise StoreDamaged(self.damaged(str(error))) from error
+            raise StoreDamaged(self.damaged(text_of(error))) from error
         if not made:
             self._mark(made=True)
         return db
@@ -140,3 +138,9 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def text_of(error: Exception) -> str:
+    """What *error* says; LevelDB's client gives it as bytes."""
+    said = error.args[0] if error.args else ""
+    return said.decode(errors="replace") if isinstance(said, bytes) else str(error)

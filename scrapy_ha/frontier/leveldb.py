@@ -24,7 +24,7 @@ from scrapy_ha._plyvel import plyvel
 from scrapy_ha.clock import SystemClock
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
 from scrapy_ha.frontier import _layout as layout
-from scrapy_ha.frontier._directory import FrontierDirectory
+from scrapy_ha.frontier._directory import FrontierDirectory, text_of
 from scrapy_ha.frontier._slots import Item, Slots
 from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement
 
@@ -80,7 +80,8 @@ class LevelDBFrontier:
         self._leases: dict[int, _Held] = {}
         self._leased_keys: set[bytes] = set()
         self._deliveries: dict[int, int] = {}
-        self._children: dict[int, list[bytes]] = {}
+        self._parents: set[int] = set()
+        self._lost: dict[int, int] = {}
         self._tokens = 0
         self._earliest = math.inf
         self._delayed_from = b"d"
@@ -118,37 +119,37 @@ class LevelDBFrontier:
         state = self._state
         if self._clock is None:
             self._clock = SystemClock(state.time)
-        resumed = stored is not None and not state.finished and self._anything_stored()
         batch = self._db.write_batch()
         if state.finished:
-            state.generation += 1
-            state.finished = state.seeded = False
-            for key in self._db.iterator(prefix=b"k", include_value=False):
-                batch.delete(key)
+            state.finished = False
+            if not (state.queued or state.delayed):  # else something was offered or replayed since
+                state.generation += 1
+                state.started = state.seeded = False
+                for key in self._db.iterator(prefix=b"k", include_value=False):
+                    batch.delete(key)
+        resumed = state.started
         state.opens += 1
         self._tokens = state.opens << 32
         reclaimed = poisoned = 0
         for key, value in self._db.iterator(prefix=b"l"):
-            deliveries, queue_key = layout.unpack_lease(value)
-            id_ = layout.id_of(queue_key)
-            if deliveries >= self._max_deliveries and self._bury_poison(batch, queue_key, key, deliveries):
-                poisoned += 1
-            else:
-                self._deliveries[id_] = deliveries
+            deliveries, held, queue_key = layout.unpack_lease(value)
+            if held and deliveries >= self._max_deliveries:
+                poisoned += self._bury_poison(batch, queue_key, key, deliveries)
+                continue
+            self._deliveries[layout.id_of(queue_key)] = deliveries
+            if held:
                 reclaimed += 1
+                batch.put(key, layout.pack_lease(deliveries, False, queue_key))
         self._write(batch)
         self._earliest = self._first_due(b"d")
+        first = layout.children_prefix(state.generation, SEED + 1)
+        stop = layout.after(layout.children_of_generation(state.generation))
+        for key in self._db.iterator(start=first, stop=stop, include_value=False):
+            self._parents.add(layout.parent_of(key))
         marks = {
             key[1:].decode("utf-8", "surrogatepass"): value for key, value in self._db.iterator(prefix=b"k")
         }
         return Opened(resumed, state.seeded, reclaimed, poisoned, marks)
-
-    def _anything_stored(self) -> bool:
-        state = self._state
-        if state.queued or state.delayed or state.seeded:
-            return True
-        prefixes = layout.seen_prefix(state.generation), layout.children_of_generation(state.generation)
-        return any(next(self._db.iterator(prefix=prefix), None) is not None for prefix in prefixes)
 
     async def close(self) -> None:
         if self._db is None:
@@ -166,6 +167,7 @@ class LevelDBFrontier:
         batch = self._db.write_batch()
         placed: list[tuple[bytes, bytes] | None] = []
         verdicts = self._store(batch, entries, placed)
+        self._state.started = True
         self._write(batch)
         self._place(placed)
         return verdicts
@@ -177,24 +179,24 @@ class LevelDBFrontier:
         self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float
     ) -> list[Lease]:
         now = self.clock.time()
-        if self._earliest <= now:
-            self._promote(now)
-        if self._unloaded and not self._slots.full:
-            self._load_slots()
+        self._find_more(now)
         taken: list[_Held] = []
         batch = self._db.write_batch()
         load = busy
         while len(taken) < limit:
             found = self._slots.take(load, full)
             if found is None:
+                if self._find_more(now):
+                    continue
                 break
             slot, (queue_key, payload) = found
             id_ = layout.id_of(queue_key)
             deliveries = self._deliveries.get(id_, 0) + 1
             self._tokens += 1
             lease = Lease(id_, payload, slot, layout.priority_of(queue_key), deliveries, self._tokens)
-            batch.put(layout.lease_key(id_), layout.pack_lease(deliveries, queue_key))
+            batch.put(layout.lease_key(id_), layout.pack_lease(deliveries, True, queue_key))
             taken.append(_Held(lease, queue_key, now + ttl))
+            self._leased_keys.add(queue_key)  # its slot may be read again from disk in this very call
             if limit > 1:
                 if load is busy:
                     load = dict(busy)
@@ -205,12 +207,13 @@ class LevelDBFrontier:
                     batch.write()
             except StoreError:
                 for held in taken:
+                    self._leased_keys.discard(held.queue_key)
                     self._make_ready(held.queue_key, held.lease.payload)
                 raise
             for held in taken:
                 lease = held.lease
                 self._leases[lease.id] = held
-                self._leased_keys.add(held.queue_key)
+                self._lost.pop(lease.id, None)
                 self._deliveries[lease.id] = lease.deliveries
         return [held.lease for held in taken]
 
@@ -243,6 +246,7 @@ class LevelDBFrontier:
                 ended.add(lease.id)
                 accepted.append((settlement, held))
                 self._end(batch, settlement, held)
+        self._state.started = True
         self._write(batch)
         self._place(placed)
         for settlement, held in accepted:
@@ -276,6 +280,8 @@ class LevelDBFrontier:
             if held.lease.deliveries >= self._max_deliveries:
                 self._bury_poison(batch, held.queue_key, key, held.lease.deliveries)
                 dead.append(held)
+            else:
+                batch.put(key, layout.pack_lease(held.lease.deliveries, False, held.queue_key))
         self._write(batch)
         for held in expired:
             self._leased_keys.discard(held.queue_key)
@@ -283,6 +289,7 @@ class LevelDBFrontier:
             if held in dead:
                 self._deliveries.pop(held.lease.id, None)
             else:
+                self._lost[held.lease.id] = held.lease.token
                 self._make_ready(held.queue_key, held.lease.payload)
         return len(expired) - len(dead), len(dead)
 
@@ -294,7 +301,7 @@ class LevelDBFrontier:
         return Counts(state.queued - leased, state.delayed, leased, state.dead)
 
     async def seeding_done(self) -> None:
-        self._state.seeded = True
+        self._state.seeded = self._state.started = True
         self._write(self._db.write_batch())
 
     async def finish(self) -> None:
@@ -395,12 +402,13 @@ class LevelDBFrontier:
         try:
             yield
         except (plyvel.Error, OSError) as error:
-            text = f"{self._directory.path}: {doing} failed: {error}"
+            said = text_of(error)
+            text = f"{self._directory.path}: {doing} failed: {said}"
             no_space = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(
-                sign in str(error) for sign in ("No space left", "quota exceeded", "File too large")
+                sign in said for sign in ("No space left", "quota exceeded", "File too large")
             )
             if isinstance(error, plyvel.CorruptionError):
-                raise StoreDamaged(self._directory.damaged(str(error))) from error
+                raise StoreDamaged(self._directory.damaged(said)) from error
             if doing != "fsync":
                 self._failure = text
             if no_space:
@@ -459,20 +467,23 @@ class LevelDBFrontier:
     def _is_new_child(self, entry: Entry, parent: int, families: dict[bytes, layout.Family]) -> bool:
         """Count *entry* among the children of *parent*; into *families* goes what changed."""
         if parent == SEED:
-            token = self._state.opens
-        else:
-            held = self._leases.get(parent)
-            if held is None:
+            if self._state.seeded:
                 return True
-            token = held.lease.token
+            token = self._state.opens
+        elif parent in self._leases:
+            token = self._leases[parent].lease.token
+        elif parent in self._lost:
+            token = self._lost[parent]
+        else:
+            return True
         marker = layout.children_prefix(self._state.generation, parent) + entry.ordinal
         family = families.get(marker)
         if family is None:
             stored = self._db.get(marker)
             family = layout.Family(token) if stored is None else layout.Family.unpack(stored)
             families[marker] = family
-            if stored is None and parent != SEED:
-                self._children.setdefault(parent, []).append(marker)
+            if parent != SEED:
+                self._parents.add(parent)
         return family.meet(token)
 
     def _end(self, batch: Any, settlement: Settlement, held: _Held) -> None:
@@ -486,7 +497,7 @@ class LevelDBFrontier:
             if settlement.payload is not None:
                 batch.put(held.queue_key, payload)
             if deliveries:
-                batch.put(lease_key, layout.pack_lease(deliveries, held.queue_key))
+                batch.put(lease_key, layout.pack_lease(deliveries, False, held.queue_key))
             else:
                 batch.delete(lease_key)
             return
@@ -505,9 +516,7 @@ class LevelDBFrontier:
                 layout.dead_key(lease.id), layout.pack_placed(lease.slot, priority, settlement.dead, payload)
             )
             state.dead += 1
-        for marker in self._children.get(lease.id, ()):
-            batch.delete(marker)
-        if lease.deliveries > 1:  # an earlier delivery may have left identities that this one did not meet
+        if lease.id in self._parents:
             prefix = layout.children_prefix(state.generation, lease.id)
             for marker in self._db.iterator(prefix=prefix, include_value=False):
                 batch.delete(marker)
@@ -554,7 +563,7 @@ class LevelDBFrontier:
         self._leased_keys.discard(held.queue_key)
         self._deliveries.pop(lease.id, None)
         if not keep_children:
-            self._children.pop(lease.id, None)
+            self._parents.discard(lease.id)
         self._settled += 1
         if self._settled >= COMPACT_AFTER:
             self._settled = 0
@@ -585,6 +594,17 @@ class LevelDBFrontier:
                     if len(found) == limit:
                         break
         return found
+
+    def _find_more(self, now: float) -> bool:
+        """Make due requests ready and load slots, a bounded number; whether there were any."""
+        more = False
+        if self._earliest <= now:
+            self._promote(now)
+            more = True
+        if self._unloaded and not self._slots.full:
+            self._load_slots()
+            more = True
+        return more
 
     def _load_slots(self) -> None:
         """Bring slots that are only on disk into memory, by skipping from slot to slot."""

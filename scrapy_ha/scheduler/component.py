@@ -21,7 +21,6 @@ from twisted.internet.defer import Deferred
 from scrapy_ha import settings as declared
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
 from scrapy_ha.fingerprint import Fingerprints, host_of
-from scrapy_ha.frontier.leveldb import LevelDBFrontier
 from scrapy_ha.lifecycle import Lifecycle
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, sleep, spawn
 from scrapy_ha.run import current_page, run_of
@@ -41,6 +40,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+FRONTIERS = {
+    "auto": "scrapy_ha.frontier.leveldb.LevelDBFrontier",
+    "leveldb": "scrapy_ha.frontier.leveldb.LevelDBFrontier",
+}
+"""Class of the frontier by ``HA_FRONTIER``; its client library is imported only when it is used."""
 SLOT_NAME_LIMIT = 255
 """Longer names of download slots, which no host has, are shortened in the store."""
 
@@ -102,7 +106,7 @@ class HAScheduler(BaseScheduler):
     def open(self, spider: Spider) -> None:
         settings = self.crawler.settings
         directory = declared.directory(settings, spider.name)
-        frontier = LevelDBFrontier(
+        frontier = load_object(FRONTIERS[declared.read(settings, "HA_FRONTIER")])(
             Path(directory) / "frontier",
             max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
             order=declared.read(settings, "HA_QUEUE_ORDER"),
@@ -200,6 +204,9 @@ class HAScheduler(BaseScheduler):
         return bool(counts.ready or counts.delayed)
 
     def enqueue_request(self, request: Request) -> bool:
+        if self._failed or not self._opened:
+            self._tally.add("ha/scheduler/refused")
+            return False
         key = None
         if not request.dont_filter and self._filtering:
             key = self._fingerprints.get(request)
@@ -209,9 +216,6 @@ class HAScheduler(BaseScheduler):
             if self._dupefilter is not None and self._dupefilter.request_seen(request):
                 self._dupefilter.log(request, self.crawler.spider)
                 return False
-        if self._failed:
-            self._tally.add("ha/scheduler/refused")
-            return False
         page = current_page.get()
         parent = self._pages.get(page) if page is not None else None
         seed = request is self._seed
@@ -447,7 +451,7 @@ class HAScheduler(BaseScheduler):
             self._seed = one if isinstance(one, Request) else None
             yield one
         self._seed = None
-        if not self._failed:
+        if self._opened and not self._failed:  # else some were refused
             try:
                 completed(self._frontier.seeding_done())
                 self._seeded = True

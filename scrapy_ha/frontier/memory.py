@@ -1,0 +1,355 @@
+"""The reference frontier: the contract at its plainest. It survives nothing but its own worker.
+
+Every call looks at all requests, so it is for tests and for reading, not for a crawl.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement
+
+if TYPE_CHECKING:
+    from scrapy_ha.typing import Clock
+
+
+class _State(Enum):
+    READY = auto()
+    DELAYED = auto()
+    LEASED = auto()
+    DEAD = auto()
+
+
+@dataclass(slots=True)
+class _Request:
+    id: int
+    slot: str
+    priority: int
+    payload: bytes
+    state: _State = _State.READY
+    due: float = 0.0
+    """While delayed."""
+    deliveries: int = 0
+    token: int = 0
+    """Of the latest delivery; valid while leased, as are the next two."""
+    worker: str = ""
+    deadline: float = 0.0
+    record: bytes = b""
+    """While dead."""
+
+
+@dataclass(slots=True)
+class _Delivery:
+    """What a worker remembers of one delivery until it settles it, also when the lease is lost."""
+
+    token: int
+    met: Counter[bytes] = field(default_factory=Counter)
+    """Children without a key that this delivery has produced, by ordinal."""
+
+
+class MemoryStore:
+    """What all workers of one crawl share, and what outlives each of them."""
+
+    def __init__(self) -> None:
+        self.requests: dict[int, _Request] = {}
+        """All that are not done, by id."""
+        self.last_id = 0
+        self.last_token = 0
+        self.last_turn = 0
+        self.turns: dict[str, int] = {}
+        """When each slot was last served."""
+        self.crawl = 0
+        self.start_afresh()
+
+    def start_afresh(self) -> None:
+        """Forget the crawl that is complete. Its dead requests stay."""
+        self.crawl += 1
+        self.begun = False
+        self.finished = False
+        self.seeded = False
+        self.seen: set[bytes] = set()
+        self.children: dict[int, Counter[bytes]] = {}
+        """By parent and ordinal, how many children without a key are stored."""
+        self.marks: dict[str, dict[str, bytes]] = {}
+        """By worker."""
+
+    def all(self, state: _State) -> list[_Request]:
+        """The requests in one state, by id."""
+        return [request for request in self.requests.values() if request.state is state]
+
+    def next_token(self) -> int:
+        self.last_token += 1
+        return self.last_token
+
+
+class MemoryFrontier:
+    """A :class:`~scrapy_ha.typing.Frontier` over a store that several workers may share.
+
+    Coroutines never suspend, so every call is one atomic step. Dropping the object without
+    :meth:`close` is what a crash of its worker is to a store on disk.
+
+    Args:
+        worker: Name of the worker; the same one again takes back what it held.
+        max_deliveries: Deliveries after which a request that was in flight is dead.
+        order: ``"fifo"`` or ``"lifo"`` within slot and priority.
+    """
+
+    def __init__(
+        self,
+        store: MemoryStore,
+        *,
+        worker: str,
+        clock: Clock,
+        max_deliveries: int = 5,
+        order: str = "fifo",
+    ) -> None:
+        self._store = store
+        self._worker = worker
+        self._clock = clock
+        self._max_deliveries = max_deliveries
+        self._lifo = order == "lifo"
+        self._crawl = 0
+        self._deliveries: dict[int, _Delivery] = {}
+
+    # Opening and closing
+
+    async def open(self) -> Opened:
+        store = self._store
+        if store.finished and not self._pending():
+            store.start_afresh()
+        store.finished = False
+        resumed = store.begun or self._pending()
+        reclaimed, poisoned = self._take_back(
+            [request for request in store.all(_State.LEASED) if request.worker == self._worker]
+        )
+        self._crawl = store.crawl
+        # The start requests are produced anew each time, like the children of a page.
+        self._deliveries = {SEED: _Delivery(store.next_token())}
+        marks = store.marks.get(self._worker, {})
+        return Opened(resumed, store.seeded, reclaimed, poisoned, dict(marks))
+
+    async def seeding_done(self) -> None:
+        self._store.begun = self._store.seeded = True
+        self._store.children.pop(SEED, None)
+
+    async def finish(self) -> None:
+        # A worker that is late must not end the crawl that came after its own.
+        if self._crawl == self._store.crawl:
+            self._store.finished = True
+
+    async def sync(self) -> None:
+        """Nothing to do: a power cut takes it all."""
+
+    async def maintain(self) -> None:
+        """Nothing to do."""
+
+    async def close(self) -> None:
+        for id_, delivery in self._deliveries.items():
+            if request := self._held(id_, delivery.token):
+                self._release(request)
+        self._deliveries = {}
+
+    # The life of a request
+
+    async def offer(self, entries: Sequence[Entry]) -> list[bool]:
+        verdicts = []
+        for entry in entries:
+            new = self._is_new(entry)
+            if new:
+                self._add(entry)
+            verdicts.append(new)
+        return verdicts
+
+    def knows(self, key: bytes) -> bool | None:
+        return key in self._store.seen
+
+    async def lease(
+        self,
+        limit: int,
+        busy: Mapping[str, int],
+        full: Collection[str],
+        ttl: float,
+    ) -> list[Lease]:
+        store, now = self._store, self._clock.time()
+        for request in store.all(_State.DELAYED):
+            if request.due <= now:
+                request.state = _State.READY
+        queues: dict[str, list[_Request]] = {}
+        for request in sorted(store.all(_State.READY), key=self._rank):
+            if request.slot not in full:
+                queues.setdefault(request.slot, []).append(request)
+        load = {slot: busy.get(slot, 0) for slot in queues}
+        leases: list[Lease] = []
+        while queues and len(leases) < limit:
+            slot = min(queues, key=lambda slot: (load[slot], store.turns.get(slot, 0)))
+            leases.append(self._deliver(queues[slot].pop(0), now + ttl))
+            load[slot] += 1
+            store.last_turn += 1
+            store.turns[slot] = store.last_turn
+            if not queues[slot]:
+                del queues[slot]
+        return leases
+
+    async def settle(
+        self,
+        settlements: Sequence[Settlement],
+        children: Sequence[Entry] = (),
+        seen: Sequence[bytes] = (),
+        marks: Mapping[str, bytes] | None = None,
+    ) -> list[bool]:
+        store = self._store
+        await self.offer(children)
+        store.seen.update(seen)
+        store.marks.setdefault(self._worker, {}).update(marks or {})
+        store.begun = store.begun or bool(seen or marks)
+        verdicts = []
+        for settlement in settlements:
+            lease = settlement.lease
+            request = self._held(lease.id, lease.token)
+            verdicts.append(request is not None)
+            if request is not None:
+                self._end(request, settlement)
+            delivery = self._deliveries.get(lease.id)
+            if delivery is not None and delivery.token == lease.token:
+                del self._deliveries[lease.id]
+        return verdicts
+
+    async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
+        deadline = self._clock.time() + ttl
+        verdicts = []
+        for lease in leases:
+            request = self._held(lease.id, lease.token)
+            verdicts.append(request is not None)
+            if request is not None:
+                request.deadline = deadline
+        return verdicts
+
+    async def reclaim(self) -> tuple[int, int]:
+        now = self._clock.time()
+        return self._take_back(
+            [request for request in self._store.all(_State.LEASED) if request.deadline <= now]
+        )
+
+    async def next_due(self) -> float | None:
+        return min((request.due for request in self._store.all(_State.DELAYED)), default=None)
+
+    async def counts(self) -> Counts:
+        number = Counter(request.state for request in self._store.requests.values())
+        return Counts(
+            number[_State.READY], number[_State.DELAYED], number[_State.LEASED], number[_State.DEAD]
+        )
+
+    # The dead
+
+    async def dead(self, limit: int, after: int = 0) -> list[Dead]:
+        found = [request for request in self._store.all(_State.DEAD) if request.id > after]
+        return [Dead(one.id, one.slot, one.payload, one.record) for one in found[:limit]]
+
+    async def replay(self, ids: Sequence[int]) -> int:
+        found = [request for request in self._store.all(_State.DEAD) if request.id in ids]
+        for request in found:
+            request.state, request.deliveries, request.record = _State.READY, 0, b""
+        return len(found)
+
+    async def purge(self, ids: Sequence[int]) -> int:
+        found = [request for request in self._store.all(_State.DEAD) if request.id in ids]
+        for request in found:
+            del self._store.requests[request.id]
+            self._store.children.pop(request.id, None)
+        return len(found)
+
+    # Steps
+
+    def _pending(self) -> bool:
+        return any(request.state is not _State.DEAD for request in self._store.requests.values())
+
+    def _is_new(self, entry: Entry) -> bool:
+        """Whether *entry* is new; from now on it is not."""
+        store = self._store
+        if entry.key is not None:
+            new = entry.key not in store.seen
+            store.seen.add(entry.key)
+            return new
+        if entry.parent is None or (entry.parent == SEED and store.seeded):
+            return True
+        delivery = self._deliveries.get(entry.parent)
+        if delivery is None or (entry.parent != SEED and entry.parent not in store.requests):
+            return True
+        stored = store.children.setdefault(entry.parent, Counter())
+        delivery.met[entry.ordinal] += 1
+        new = delivery.met[entry.ordinal] > stored[entry.ordinal]
+        stored[entry.ordinal] += new
+        return new
+
+    def _add(self, entry: Entry) -> None:
+        store = self._store
+        store.begun = True
+        store.last_id += 1
+        request = _Request(store.last_id, entry.slot, entry.priority, entry.payload)
+        if entry.due > self._clock.time():
+            request.state, request.due = _State.DELAYED, entry.due
+        store.requests[request.id] = request
+
+    def _rank(self, request: _Request) -> tuple[int, int]:
+        """Ids tell the order of arrival, and stay the same whatever a request goes through."""
+        return -request.priority, -request.id if self._lifo else request.id
+
+    def _deliver(self, request: _Request, deadline: float) -> Lease:
+        request.state = _State.LEASED
+        request.deliveries += 1
+        request.token = self._store.next_token()
+        request.worker = self._worker
+        request.deadline = deadline
+        self._deliveries[request.id] = _Delivery(request.token)
+        return Lease(
+            request.id, request.payload, request.slot, request.priority, request.deliveries, request.token
+        )
+
+    def _held(self, id_: int, token: int) -> _Request | None:
+        """The request, if the delivery with *token* still holds it."""
+        request = self._store.requests.get(id_)
+        held = request is not None and request.state is _State.LEASED and request.token == token
+        return request if held else None
+
+    def _end(self, request: _Request, settlement: Settlement) -> None:
+        store = self._store
+        if settlement.payload is not None:
+            request.payload = settlement.payload
+        if settlement.release:
+            self._release(request)
+        elif settlement.retry_at is not None:
+            request.state, request.due, request.deliveries = _State.DELAYED, settlement.retry_at, 0
+            if settlement.priority is not None:
+                request.priority = settlement.priority
+        else:
+            store.children.pop(request.id, None)
+            if settlement.dead is not None:
+                request.state, request.record = _State.DEAD, settlement.dead
+            else:
+                del store.requests[request.id]
+
+    def _release(self, request: _Request) -> None:
+        request.state = _State.READY
+        request.deliveries -= 1
+
+    def _take_back(self, requests: Sequence[_Request]) -> tuple[int, int]:
+        """Make leased *requests* ready, or dead; how many of each."""
+        poisoned = 0
+        for request in requests:
+            if request.deliveries < self._max_deliveries:
+                request.state = _State.READY
+                continue
+            poisoned += 1
+            record = {
+                "class": "poison",
+                "reason": f"in flight {request.deliveries} times when its worker ended",
+                "deliveries": request.deliveries,
+                "time": self._clock.time(),
+            }
+            request.state, request.record = _State.DEAD, json.dumps(record).encode()
+        return len(requests) - poisoned, poisoned
