@@ -6,6 +6,7 @@ engine; ``tests/unit/test_lifecycle.py`` fails loudly when a release moves them:
 - ``engine._slot.inprogress``: the set of requests being worked on. A request leaves it when its
   callback or errback has run to the end, its child requests are scheduled and its items are
   through the pipelines; or when it was dropped, redirected, retried.
+- ``engine._slot.closing``: set from the moment when the spider begins to close.
 - ``engine._slot.nextcall``: asks the engine to look for the next request.
 - ``engine._start``: the iterator of start items and requests.
 - ``engine.scraper.call_spider_async`` and ``handle_spider_output_async``: run callbacks and
@@ -66,6 +67,12 @@ class Lifecycle:
         slot = self._engine._slot
         if slot is not None and slot.closing is None:
             slot.nextcall.schedule()
+
+
+def is_closing(crawler: Crawler) -> bool:
+    """Whether the spider is closing or closed; Scrapy's signals say so only when it is over."""
+    slot: Any = getattr(crawler.engine, "_slot", None)
+    return slot is None or slot.closing is not None
 
 
 def _within_page(method: Callable[..., Any]) -> Callable[..., Any]:

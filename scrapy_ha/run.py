@@ -25,6 +25,10 @@ current_page: ContextVar[Request | None] = ContextVar("scrapy_ha_page", default=
 this context. Set by :mod:`scrapy_ha.lifecycle` for the length of that work."""
 
 
+def _tracks_nothing(page: Request) -> bool:
+    return False
+
+
 class Run:
     """One per crawler, see :func:`run_of`."""
 
@@ -37,8 +41,13 @@ class Run:
         self.clock: Clock = SystemClock()
         """The time that stored due times refer to; the scheduler puts in its frontier's."""
         self.durables: list[Durable] = []
-        self.tracks: Callable[[Request], bool] = lambda page: False
+        self.tracks: Callable[[Request], bool] = _tracks_nothing
         """Whether the scheduler will have the Durables settle *page* when it is done."""
+
+    @property
+    def tracking(self) -> bool:
+        """The scheduler is one that has the Durables settle pages. Final once it is open."""
+        return self.tracks is not _tracks_nothing
 
     def settle(self, page: Request) -> None:
         """Have every Durable settle *page*. Raises what they raise: the page is then not done."""

@@ -220,6 +220,16 @@ def _declare() -> Mapping[str, Setting]:
             "Whether the add-on makes local feeds part of what an acknowledgement waits for.",
         ),
         Setting(
+            "HA_FEEDS_HOLD_LIMIT",
+            _integer,
+            10_000,
+            "a whole number, at least 1",
+            "How many items of one page are held in memory until the page is done. What a page gives "
+            "beyond that is written at once, and may come twice when the process is killed before "
+            "the page is done.",
+            lambda v: v >= 1,
+        ),
+        Setting(
             "HA_SPOOL",
             _boolean,
             False,
@@ -271,6 +281,16 @@ def _declare() -> Mapping[str, Setting]:
             3600.0,
             seconds,
             "Longest ``Retry-After`` that is honoured, in seconds; a longer one is cut to this.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_RETRY_WAIT_CAP",
+            _number,
+            60.0,
+            seconds,
+            "Longest wait in seconds of a retry that is not kept by "
+            ":class:`scrapy_ha.scheduler.HAScheduler` (another scheduler, ``robots.txt``, media files): "
+            "it waits as one of ``CONCURRENT_REQUESTS``.",
             lambda v: v >= 0,
         ),
     )

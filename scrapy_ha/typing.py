@@ -85,6 +85,15 @@ class Lease:
     """Fencing token: grows with every delivery; a stale one is refused."""
 
 
+def is_suspect(deliveries: int, max_deliveries: int) -> bool:
+    """Whether a request whose worker died under it *deliveries* times may be what kills it.
+
+    Everything in flight at a death comes under suspicion. Suspects are delivered one at a time,
+    so that the one that kills is alone when it does so again, and the others get done.
+    """
+    return deliveries >= max(1, min(2, max_deliveries - 1))
+
+
 @dataclass(slots=True)
 class Settlement:
     """How one lease ends. Exactly one of: done, retried later, given up, released."""
@@ -122,8 +131,8 @@ class Opened:
     """What was found when a frontier was opened."""
 
     resumed: bool
-    """There was an interrupted crawl; it goes on. So it is once anything was stored that no
-    :meth:`Frontier.finish` has closed, even if nothing is pending."""
+    """There was an interrupted crawl; it goes on. So it is once anything was offered or
+    settled that no :meth:`Frontier.finish` has closed, even if nothing is pending."""
     seeded: bool
     """Its start requests had been produced to the end."""
     reclaimed: int = 0
@@ -186,7 +195,8 @@ class Frontier(Protocol):
         Slots in *full* are passed over. Of the others the least busy go first, by the numbers
         in *busy* (absent: 0) plus what this call has taken; among equals in turn. Within a slot
         by priority, then by order of arrival, which whatever comes back keeps. Fewer than *limit*
-        may come while more are due, but none only if none is.
+        may come while more are due, but none only if none is. A suspect (:func:`is_suspect`) is
+        passed over while another one is leased to any worker.
         """
 
     async def settle(

@@ -26,7 +26,7 @@ from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
 from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier._directory import FrontierDirectory, text_of
 from scrapy_ha.frontier._slots import Item, Slots
-from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement
+from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Clock
@@ -82,6 +82,8 @@ class LevelDBFrontier:
         self._deliveries: dict[int, int] = {}
         self._parents: set[int] = set()
         self._lost: dict[int, int] = {}
+        self._suspect: int | None = None
+        self._parked: list[tuple[bytes, bytes]] = []
         self._tokens = 0
         self._earliest = math.inf
         self._delayed_from = b"d"
@@ -167,7 +169,7 @@ class LevelDBFrontier:
         batch = self._db.write_batch()
         placed: list[tuple[bytes, bytes] | None] = []
         verdicts = self._store(batch, entries, placed)
-        self._state.started = True
+        self._state.started |= bool(placed)
         self._write(batch)
         self._place(placed)
         return verdicts
@@ -190,13 +192,18 @@ class LevelDBFrontier:
                     continue
                 break
             slot, (queue_key, payload) = found
+            self._leased_keys.add(queue_key)  # its slot may be read again from disk in this very call
             id_ = layout.id_of(queue_key)
             deliveries = self._deliveries.get(id_, 0) + 1
+            if deliveries > 1 and is_suspect(deliveries - 1, self._max_deliveries):
+                if self._suspect is not None:
+                    self._parked.append((queue_key, payload))
+                    continue
+                self._suspect = id_
             self._tokens += 1
             lease = Lease(id_, payload, slot, layout.priority_of(queue_key), deliveries, self._tokens)
             batch.put(layout.lease_key(id_), layout.pack_lease(deliveries, True, queue_key))
             taken.append(_Held(lease, queue_key, now + ttl))
-            self._leased_keys.add(queue_key)  # its slot may be read again from disk in this very call
             if limit > 1:
                 if load is busy:
                     load = dict(busy)
@@ -209,6 +216,7 @@ class LevelDBFrontier:
                 for held in taken:
                     self._leased_keys.discard(held.queue_key)
                     self._make_ready(held.queue_key, held.lease.payload)
+                    self._cleared(held.lease.id)
                 raise
             for held in taken:
                 lease = held.lease
@@ -246,7 +254,7 @@ class LevelDBFrontier:
                 ended.add(lease.id)
                 accepted.append((settlement, held))
                 self._end(batch, settlement, held)
-        self._state.started = True
+        self._state.started |= bool(placed or seen or marks)
         self._write(batch)
         self._place(placed)
         for settlement, held in accepted:
@@ -286,6 +294,7 @@ class LevelDBFrontier:
         for held in expired:
             self._leased_keys.discard(held.queue_key)
             del self._leases[held.lease.id]
+            self._cleared(held.lease.id)
             if held in dead:
                 self._deliveries.pop(held.lease.id, None)
             else:
@@ -562,6 +571,7 @@ class LevelDBFrontier:
         del self._leases[lease.id]
         self._leased_keys.discard(held.queue_key)
         self._deliveries.pop(lease.id, None)
+        self._cleared(lease.id)
         if not keep_children:
             self._parents.discard(lease.id)
         self._settled += 1
@@ -569,6 +579,15 @@ class LevelDBFrontier:
             self._settled = 0
             prefix = held.queue_key[:-16]
             self._dead_ranges = [(prefix, held.queue_key), (b"l", b"m")]
+
+    def _cleared(self, id_: int) -> None:
+        """When the suspect in flight is settled, the others may come, one at a time."""
+        if self._suspect == id_:
+            self._suspect = None
+            parked, self._parked = self._parked, []
+            for queue_key, payload in parked:
+                self._leased_keys.discard(queue_key)
+                self._make_ready(queue_key, payload)
 
     def _release(self, settlement: Settlement, held: _Held) -> None:
         lease = held.lease

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement
+from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Clock
@@ -123,7 +123,7 @@ class MemoryFrontier:
         if store.finished and not self._pending():
             store.start_afresh()
         store.finished = False
-        resumed = store.begun or self._pending()
+        resumed = store.begun
         reclaimed, poisoned = self._take_back(
             [request for request in store.all(_State.LEASED) if request.worker == self._worker]
         )
@@ -157,6 +157,7 @@ class MemoryFrontier:
     # The life of a request
 
     async def offer(self, entries: Sequence[Entry]) -> list[bool]:
+        self._store.begun = True
         verdicts = []
         for entry in entries:
             new = self._is_new(entry)
@@ -180,19 +181,26 @@ class MemoryFrontier:
             if request.due <= now:
                 request.state = _State.READY
         queues: dict[str, list[_Request]] = {}
+        suspect = any(self._is_suspect(request, leased=1) for request in store.all(_State.LEASED))
         for request in sorted(store.all(_State.READY), key=self._rank):
-            if request.slot not in full:
+            if request.slot not in full and not (suspect and self._is_suspect(request)):
                 queues.setdefault(request.slot, []).append(request)
         load = {slot: busy.get(slot, 0) for slot in queues}
         leases: list[Lease] = []
         while queues and len(leases) < limit:
             slot = min(queues, key=lambda slot: (load[slot], store.turns.get(slot, 0)))
-            leases.append(self._deliver(queues[slot].pop(0), now + ttl))
+            request = queues[slot].pop(0)
+            suspect = self._is_suspect(request)
+            leases.append(self._deliver(request, now + ttl))
             load[slot] += 1
             store.last_turn += 1
             store.turns[slot] = store.last_turn
-            if not queues[slot]:
-                del queues[slot]
+            if suspect:
+                queues = {
+                    slot: [other for other in queue if not self._is_suspect(other)]
+                    for slot, queue in queues.items()
+                }
+            queues = {slot: queue for slot, queue in queues.items() if queue}
         return leases
 
     async def settle(
@@ -206,7 +214,6 @@ class MemoryFrontier:
         await self.offer(children)
         store.seen.update(seen)
         store.marks.setdefault(self._worker, {}).update(marks or {})
-        store.begun = store.begun or bool(seen or marks)
         verdicts = []
         for settlement in settlements:
             lease = settlement.lease
@@ -288,7 +295,6 @@ class MemoryFrontier:
 
     def _add(self, entry: Entry) -> None:
         store = self._store
-        store.begun = True
         store.last_id += 1
         request = _Request(store.last_id, entry.slot, entry.priority, entry.payload)
         if entry.due > self._clock.time():
@@ -298,6 +304,10 @@ class MemoryFrontier:
     def _rank(self, request: _Request) -> tuple[int, int]:
         """Ids tell the order of arrival, and stay the same whatever a request goes through."""
         return -request.priority, -request.id if self._lifo else request.id
+
+    def _is_suspect(self, request: _Request, leased: int = 0) -> bool:
+        """Judged by the deliveries before the present one, if it is *leased*."""
+        return is_suspect(request.deliveries - leased, self._max_deliveries)
 
     def _deliver(self, request: _Request, deadline: float) -> Lease:
         request.state = _State.LEASED

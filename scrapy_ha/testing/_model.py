@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement
+from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
 
 
 @dataclass
@@ -83,12 +83,12 @@ class Model:
 
     def offer(self, worker: str, entries: Sequence[Entry], now: float) -> list[bool]:
         """The verdicts that are right."""
+        self.begun = True
         verdicts = []
         for entry in entries:
             new = self._is_new(worker, entry)
             verdicts.append(new)
             if new:
-                self.begun = True
                 state = "delayed" if entry.due > now else "ready"
                 self.accepted.append(
                     Known(len(self.accepted), entry.payload, entry.slot, entry.priority, state, entry.due)
@@ -160,10 +160,13 @@ class Model:
         self._judge_ids()
 
     def _eligible(self, full: Collection[str], now: float) -> list[Known]:
+        watched = any(is_suspect(one.deliveries - 1, self.max_deliveries) for one in self.having("leased"))
         return [
             one
             for one in self.having("ready", "delayed")
-            if one.slot not in full and (one.state == "ready" or one.due <= now)
+            if one.slot not in full
+            and (one.state == "ready" or one.due <= now)
+            and not (watched and is_suspect(one.deliveries, self.max_deliveries))
         ]
 
     def _judge_ids(self) -> None:
@@ -199,7 +202,6 @@ class Model:
     def store_marks(self, worker: str, seen: Sequence[bytes], marks: Mapping[str, bytes]) -> None:
         self.seen.update(seen)
         self.marks.setdefault(worker, {}).update(marks)
-        self.begun = self.begun or bool(seen or marks)
 
     def renew(self, leases: Sequence[Lease], deadline: float) -> list[bool]:
         for lease in leases:
@@ -221,7 +223,7 @@ class Model:
         if self.finished and not self.pending:
             self.start_afresh()
         self.finished = False
-        resumed = self.begun or bool(self.pending)
+        resumed = self.begun
         held = [one for one in self.having("leased") if one.holder == worker]
         reclaimed, poisoned = self.take_back(held)
         self.produced[worker] = {SEED: Produced(-1)}

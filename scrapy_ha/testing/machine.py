@@ -174,8 +174,8 @@ class FrontierMachine(RuleBasedStateMachine):
         leases = []
         while found := self.drive(frontier.lease(7, {}, (), math.inf)):
             leases += found
+            assert all(self.drive(frontier.settle([Settlement(one) for one in found])))
         assert sorted(one.payload for one in leases) == expected
-        assert all(self.drive(frontier.settle([Settlement(one) for one in leases])))
         assert self.drive(frontier.counts()).pending == 0
 
     # What can happen

@@ -6,9 +6,9 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "contract",
-    max_examples=200,
+    max_examples=250,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("contract-on-disk", settings.get_profile("contract"), max_examples=60)
+settings.register_profile("contract-on-disk", settings.get_profile("contract"), max_examples=35)

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import pytest
 from hypothesis import settings
 from livecopy import copy_live
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from scrapy_ha.typing import Frontier
 
 T = TypeVar("T")
+
+pytestmark = pytest.mark.timeout(600)  # a failure is first made as short as it can be
 
 
 class EmbeddedMachine(FrontierMachine):

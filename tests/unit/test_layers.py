@@ -32,6 +32,7 @@ ROOT = {
     "serialize": {"_values"},
     "settings": set[str](),
     "state": set[str](),
+    "stats": set[str](),
 }
 """The other root modules, with those of them that they lean on; few, and none in a circle."""
 

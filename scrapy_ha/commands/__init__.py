@@ -1,0 +1,1 @@
+"""``scrapy ha``: look at, export and repair what a crawl keeps."""

@@ -1,0 +1,5 @@
+"""Items kept on disk by themselves."""
+
+from scrapy_ha.pipelines.mongo import MongoPipeline
+
+__all__ = ["MongoPipeline"]

@@ -1,0 +1,119 @@
+"""Putting the last segment of a spool right after its writer died, or its disk did harm."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scrapy_ha.pipelines import _segment
+from scrapy_ha.pipelines._files import free_name, fsync
+from scrapy_ha.pipelines._segment import Frame, Gap
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Recovery:
+    """What was found in the last segment, and put right."""
+
+    torn_bytes: int = 0
+    """Cut from its end: a record whose writing was interrupted."""
+    damaged_bytes: int = 0
+    """In its midst; the whole records around them go on."""
+    aside: list[Path] = field(default_factory=list)
+    """Files that keep the bytes concerned."""
+
+
+def recover(segment: Path, recovery: Recovery) -> tuple[bytes, int] | None:
+    """Make *segment* fit to be appended to.
+
+    Returns:
+        Its mark and its size; ``None``: it holds no record and is no longer there.
+
+    Raises:
+        OSError: There is no space to keep something aside. The segment is as it was.
+    """
+    size = segment.stat().st_size
+    with segment.open("rb", buffering=2**20) as file:
+        gaps = [found for found in _segment.scan(file, size) if isinstance(found, Gap)]
+        mark = _segment.read_mark(file)
+    if any(not gap.tail for gap in gaps):
+        recovery.damaged_bytes = sum(gap.end - gap.start for gap in gaps)
+        if recovery.damaged_bytes == size:
+            _quarantine(segment, recovery)
+            return None
+        mark, size = _repair(segment, size, recovery)
+    elif gaps:
+        _cut(segment, gaps[0].start, size, recovery)
+        size = gaps[0].start
+    if mark is None:  # not even the header was written
+        segment.unlink()
+        return None
+    return mark, size
+
+
+def _cut(segment: Path, start: int, size: int, recovery: Recovery) -> None:
+    aside = free_name(segment, "torn")
+    try:
+        with segment.open("rb") as file, aside.open("xb") as kept:
+            file.seek(start)
+            shutil.copyfileobj(file, kept)
+        fsync(aside)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    os.truncate(segment, start)
+    fsync(segment)
+    recovery.torn_bytes = size - start
+    recovery.aside.append(aside)
+    logger.warning(
+        "%s: the last %d bytes are not a whole record, its writing was interrupted. They were cut off and "
+        "are kept as %s",
+        segment,
+        size - start,
+        aside.name,
+    )
+
+
+def _quarantine(segment: Path, recovery: Recovery) -> None:
+    aside = free_name(segment, "corrupt")
+    segment.rename(aside)
+    recovery.aside.append(aside)
+    logger.error("%s is damaged: no record in it can be read. It is kept as %s", segment, aside.name)
+
+
+def _repair(segment: Path, size: int, recovery: Recovery) -> tuple[bytes, int]:
+    """Put a segment with the whole records of *segment* in its place, in one step; its mark and size."""
+    new = segment.with_name(segment.name + ".new")
+    aside = free_name(segment, "corrupt")
+    mark = _segment.new_mark()
+    records = 0
+    try:
+        with segment.open("rb", buffering=2**20) as file, new.open("wb") as repaired:
+            repaired.write(_segment.header(mark))
+            for found in _segment.scan(file, size):
+                if isinstance(found, Frame):
+                    repaired.write(_segment.frame(mark, found.key, found.payload))
+                    records += 1
+        fsync(new)
+        shutil.copyfile(segment, aside)
+        fsync(aside)
+    except OSError:
+        new.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
+        raise
+    new.replace(segment)
+    fsync(segment.parent)
+    recovery.aside.append(aside)
+    logger.error(
+        "%s is damaged: %d bytes in it are not whole records. The %d whole records go on; the file as it was "
+        "found is kept as %s",
+        segment,
+        recovery.damaged_bytes,
+        records,
+        aside.name,
+    )
+    return mark, segment.stat().st_size
