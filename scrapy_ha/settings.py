@@ -181,6 +181,16 @@ def _declare() -> Mapping[str, Setting]:
             lambda v: v >= 1,
         ),
         Setting(
+            "HA_MAX_IN_FLIGHT",
+            _optional(_integer),
+            None,
+            "a whole number, at least 0, or None",
+            "How many pages may be worked on at once, from the request to the last item's way through "
+            "the pipelines: that many at most are fetched again after a kill. None: "
+            "``CONCURRENT_REQUESTS``; 0: no limit but Scrapy's own. Raise it when pipelines are slow.",
+            lambda v: v is None or v >= 0,
+        ),
+        Setting(
             "HA_QUEUE_ORDER",
             order,
             "fifo",

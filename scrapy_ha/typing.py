@@ -131,8 +131,8 @@ class Opened:
     """What was found when a frontier was opened."""
 
     resumed: bool
-    """There was an interrupted crawl; it goes on. So it is once anything was offered or
-    settled that no :meth:`Frontier.finish` has closed, even if nothing is pending."""
+    """There was an interrupted crawl; it goes on. So it is once anything was stored that no
+    :meth:`Frontier.finish` has closed, even if nothing is pending. A replay begins none."""
     seeded: bool
     """Its start requests had been produced to the end."""
     reclaimed: int = 0

@@ -57,6 +57,8 @@ class FeedFile(io.BufferedIOBase):
         """The last bytes before that."""
         self.error: StoreError | None = None
         """Why something could not be written."""
+        self.unsynced = False
+        """Something was written; :class:`FeedFiles` resets it."""
 
     def writable(self) -> bool:
         return True
@@ -84,8 +86,8 @@ class FeedFile(io.BufferedIOBase):
     def unmute(self) -> None:
         self._muted = False
 
-    def settle(self) -> bool:
-        """Hand everything to the operating system; whether there was anything.
+    def settle(self) -> None:
+        """Hand everything to the operating system.
 
         Raises:
             StoreError: It could not be written; :attr:`error` keeps it.
@@ -93,13 +95,10 @@ class FeedFile(io.BufferedIOBase):
         if self.error is not None:
             raise self.error
         if self.closed:
-            return False
+            return
         if self._buffer or (self.closing and not self._closing_written):
             self._write_out()
-        elif self.position == self._end:
-            return False
         self.position, self.last = self._end, self._written_last
-        return True
 
     def roll_back(self) -> None:
         """Forget what was not settled, in the file as well, and drop what is still to come."""
@@ -131,6 +130,7 @@ class FeedFile(io.BufferedIOBase):
 
     def _write_out(self) -> None:
         data = bytes(self._buffer)
+        self.unsynced = True
         try:
             if self._closing_written:
                 self._cut(self._end)
@@ -190,7 +190,9 @@ class FeedFiles:
             raise self.error
         try:
             for file in self._files:
-                if file.settle():
+                file.settle()
+                if file.unsynced:
+                    file.unsynced = False
                     self._unsynced.add(os.path.abspath(file.name))
         except StoreError as error:
             self.fail(error)

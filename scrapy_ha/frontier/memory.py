@@ -157,7 +157,6 @@ class MemoryFrontier:
     # The life of a request
 
     async def offer(self, entries: Sequence[Entry]) -> list[bool]:
-        self._store.begun = True
         verdicts = []
         for entry in entries:
             new = self._is_new(entry)
@@ -214,6 +213,7 @@ class MemoryFrontier:
         await self.offer(children)
         store.seen.update(seen)
         store.marks.setdefault(self._worker, {}).update(marks or {})
+        store.begun = store.begun or bool(seen or marks)
         verdicts = []
         for settlement in settlements:
             lease = settlement.lease
@@ -295,6 +295,7 @@ class MemoryFrontier:
 
     def _add(self, entry: Entry) -> None:
         store = self._store
+        store.begun = True
         store.last_id += 1
         request = _Request(store.last_id, entry.slot, entry.priority, entry.payload)
         if entry.due > self._clock.time():

@@ -45,6 +45,8 @@ FRONTIERS = {
     "leveldb": "scrapy_ha.frontier.leveldb.LevelDBFrontier",
 }
 """Class of the frontier by ``HA_FRONTIER``; its client library is imported only when it is used."""
+STALLED_AFTER = 4.0
+"""Seconds without the end of a page; the engine asks for requests at least every 5 s."""
 SLOT_NAME_LIMIT = 255
 """Longer names of download slots, which no host has, are shortened in the store."""
 
@@ -82,6 +84,9 @@ class HAScheduler(BaseScheduler):
         self._seed_once: bool = declared.read(settings, "HA_SEED_ONCE")
         self._seed_limit: int = declared.read(settings, "HA_SEED_LIMIT")
         self._hold_parent: bool = declared.read(settings, "HA_HOLD_PARENT")
+        limit = declared.read(settings, "HA_MAX_IN_FLIGHT")
+        self._in_flight_limit = settings.getint("CONCURRENT_REQUESTS") if limit is None else limit
+        self._last_end = 0.0
         self._pages: dict[Request, Page] = {}
         self._by_id: dict[int, Page] = {}
         self._unstored = UnstoredQueue()
@@ -135,6 +140,7 @@ class HAScheduler(BaseScheduler):
             self._fail,
         )
         self._commits.start()
+        self._last_end = self._clock.time()
         self._seeded = opened.seeded
         self._lifecycle.wrap_start(self._start_requests)
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
@@ -242,7 +248,7 @@ class HAScheduler(BaseScheduler):
     def next_request(self) -> Request | None:
         # The engine may call from the context of a page; what it starts now is no part of that.
         current_page.set(None)
-        if self._failed:
+        if self._failed or self._is_working_enough():
             return None
         try:
             request = self._next_unstored() or self._next_stored()
@@ -254,6 +260,17 @@ class HAScheduler(BaseScheduler):
         else:
             self._tally.add("scheduler/dequeued")
         return request
+
+    def _is_working_enough(self) -> bool:
+        """Whether as many pages are in flight as may be.
+
+        When none of them ends for a while they may be waiting for a page that is to come: then
+        they get company.
+        """
+        return (
+            0 < self._in_flight_limit <= len(self._pages)
+            and self._clock.time() - self._last_end < STALLED_AFTER
+        )
 
     # Storing
 
@@ -390,6 +407,7 @@ class HAScheduler(BaseScheduler):
         page = self._pages.pop(request, None)
         if page is None:
             return
+        self._last_end = self._clock.time()
         if page.loading:
             self._loads.vacate(page.slot)
         self._by_id.pop(page.id, None)

@@ -83,12 +83,12 @@ class Model:
 
     def offer(self, worker: str, entries: Sequence[Entry], now: float) -> list[bool]:
         """The verdicts that are right."""
-        self.begun = True
         verdicts = []
         for entry in entries:
             new = self._is_new(worker, entry)
             verdicts.append(new)
             if new:
+                self.begun = True
                 state = "delayed" if entry.due > now else "ready"
                 self.accepted.append(
                     Known(len(self.accepted), entry.payload, entry.slot, entry.priority, state, entry.due)
@@ -202,6 +202,7 @@ class Model:
     def store_marks(self, worker: str, seen: Sequence[bytes], marks: Mapping[str, bytes]) -> None:
         self.seen.update(seen)
         self.marks.setdefault(worker, {}).update(marks)
+        self.begun = self.begun or bool(seen or marks)
 
     def renew(self, leases: Sequence[Lease], deadline: float) -> list[bool]:
         for lease in leases:

@@ -87,7 +87,10 @@ def test_a_directory_that_cannot_be_locked(tmp_path: Path) -> None:
         DirectoryLock(tmp_path / "missing").acquire()
 
 
-@given(st.binary(max_size=300) | st.recursive(st.none() | st.text(), st.lists).map(lambda v: json.dumps(v).encode()))
+@given(
+    st.binary(max_size=300)
+    | st.recursive(st.none() | st.text(), st.lists).map(lambda v: json.dumps(v).encode())
+)
 def test_whatever_the_file_holds_the_owner_is_described_in_one_line(data: bytes) -> None:
     line = lock._describe(data)
     assert line.isprintable()

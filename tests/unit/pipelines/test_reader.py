@@ -54,10 +54,10 @@ def test_documents_are_what_a_dict_would_hold(
 
 def test_memory_does_not_grow_with_the_documents(tmp_path: Path) -> None:
     """Those that were written once."""
-    reader = spool_of(tmp_path, [(b"key-%d" % n, b"x" * 100) for n in range(40_000)])
+    reader = spool_of(tmp_path, [(b"key-%d" % n, b"x" * 100) for n in range(20_000)])
     tracemalloc.start()
     try:
-        assert sum(1 for _ in reader.documents()) == 40_000
+        assert sum(1 for _ in reader.documents()) == 20_000
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -36,7 +36,7 @@ def opened(path: Path, **options: int) -> Iterator[Spool]:
 
 
 def pair(n: int) -> tuple[bytes, bytes]:
-    return b"key-%d" % n, b"content of %d " % n * (n % 5)
+    return b"key-%d" % n, b"%d " % n * (n % 4)
 
 
 def fill(path: Path, count: int, start: int = 0, **options: int) -> None:
@@ -132,11 +132,15 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         recovery = spool.open()
         spool.append(*pair(99))
         spool.close()
-        torn = cut - max([0 if cut < _segment.HEADER_SIZE else _segment.HEADER_SIZE, *(e for e in ends if e <= cut)])
+        torn = cut - max(
+            [0 if cut < _segment.HEADER_SIZE else _segment.HEADER_SIZE, *(e for e in ends if e <= cut)]
+        )
         assert recovery.torn_bytes == torn == reader.findings.torn_bytes
         assert recovery.damaged_bytes == 0 == reader.findings.damaged_bytes
         assert content(path) == expected(*range(before), 99)
-        assert [(path / name).read_bytes() for name in kept_aside(path)] == ([data[cut - torn : cut]] if torn else [])
+        assert [(path / name).read_bytes() for name in kept_aside(path)] == (
+            [data[cut - torn : cut]] if torn else []
+        )
 
 
 @pytest.mark.usefixtures("_quick_fsync")
@@ -441,14 +445,14 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
 n = 0
 try:
     while True:
-        spool.append(b"key-%d" % n, b"content of %d " % n * (n % 5))
+        spool.append(b"key-%d" % n, b"%d " % n * (n % 4))
         spool.flush()
         n += 1
 except StoreFull as error:
     print(n, error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 spool.flush()
-spool.append(b"key-%d" % (n + 1), b"content of %d " % (n + 1) * ((n + 1) % 5))
+spool.append(b"key-%d" % (n + 1), b"%d " % (n + 1) * ((n + 1) % 4))
 spool.close()
 """
 
@@ -474,7 +478,7 @@ spool = Spool(Path(sys.argv[1]), segment_bytes=4000)
 spool.open()
 n = int(sys.argv[2])
 while True:
-    spool.append(b"key-%d" % n, b"content of %d " % n * (n % 5))
+    spool.append(b"key-%d" % n, b"%d " % n * (n % 4))
     spool.flush()
     print(n, flush=True)
     n += 1

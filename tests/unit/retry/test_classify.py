@@ -11,6 +11,7 @@ import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -105,9 +106,9 @@ def test_wrapper_of_scrapy_counts_only_without_a_known_cause() -> None:
     assert classify_exception(caused(refused(), ssl.SSLError(1, "WRONG_VERSION_NUMBER"))) is FailureClass.TLS
     assert classify_exception(caused(refused(), ConnectionResetError())) is FailureClass.CONNECTION
     assert classify_exception(caused(refused(), OSError(errno.ENETUNREACH, ""))) is FailureClass.CONNECTION
-    download_failed = scrapy_exceptions.DownloadFailedError
-    assert classify_exception(caused(download_failed(), failed(tx.ConnectionLost()))) is FailureClass.CONNECTION
-    assert classify_exception(caused(download_failed(), failed())) is FailureClass.OTHER
+    other = scrapy_exceptions.DownloadFailedError
+    assert classify_exception(caused(other(), failed(tx.ConnectionLost()))) is FailureClass.CONNECTION
+    assert classify_exception(caused(other(), failed())) is FailureClass.OTHER
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_wrapper_of_scrapy_counts_only_without_a_known_cause() -> None:
         (made("httpx.ConnectError"), "refused"),
         (made("httpx.RemoteProtocolError", type(made("httpx.ProtocolError"))), "protocol"),
         (
-            made("httpx.ProtocolError", __str__=lambda self: "Server disconnected without sending a response."),
+            made("httpx.ProtocolError", __str__=lambda self: "disconnected without sending a response"),
             "connection",
         ),
         (made("nobody.TimeoutError"), "other"),
@@ -190,13 +191,15 @@ class Hostile(Exception):
 _leaf = st.sampled_from(
     [Hostile, ValueError, ConnectionResetError, OSError, KeyError, tx.ConnectionLost, ssl.SSLError, SSL.Error]
 ).map(lambda cls: cls())
-_odd = st.one_of(st.none(), st.integers(), st.text(), st.just([1]), st.just(iter("ab")), _leaf.map(Failure), _leaf)
+_odd = st.one_of(
+    st.none(), st.integers(), st.text(), st.just([1]), st.just(iter("ab")), _leaf, _leaf.map(Failure)
+)
 
 
 @given(st.lists(_leaf, min_size=1), st.lists(_odd), _odd)
 def test_never_raises(chain: list[BaseException], inner: list[object], value: object) -> None:
     """Whatever the exceptions are made of."""
-    for outer, cause in zip(chain, chain[1:]):
+    for outer, cause in pairwise(chain):
         outer.__cause__ = cause
     wrapper: Any = ResponseFailed(inner)
     wrapper.value = value

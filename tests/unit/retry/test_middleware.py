@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from scrapy import Request, Spider
+from scrapy.crawler import Crawler
 from scrapy.exceptions import IgnoreRequest, NotConfigured
 from scrapy.http import Response
-from scrapy.utils.test import get_crawler
+from scrapy.statscollectors import MemoryStatsCollector
 from twisted.internet.error import ConnectionLost
 from twisted.internet.error import ConnectionRefusedError as TxConnectionRefusedError
 
@@ -28,7 +29,8 @@ class Bench:
     """A middleware whose requests our scheduler keeps track of, unless *tracked* is False."""
 
     def __init__(self, tracked: bool = True, **settings: Any) -> None:
-        self.crawler = get_crawler(Spider, settings)
+        self.crawler: Any = Crawler(Spider, settings)
+        self.crawler.stats = MemoryStatsCollector(self.crawler)
         self.crawler.spider = Spider.from_crawler(self.crawler, name="bench")
         self.clock = FakeClock(1000.0)
         run = run_of(self.crawler)
@@ -38,7 +40,8 @@ class Bench:
         self.middleware.random = Random(1)
 
     def respond(self, request: Request, status: int = 503, **headers: Any) -> Any:
-        response = Response(URL, status, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        response = Response(URL, status, headers=named)
         result = self.middleware.process_response(request, response)
         return "response" if result is response else result
 
@@ -46,7 +49,8 @@ class Bench:
         return self.middleware.process_exception(request, exception or ConnectionLost())
 
     def stats(self, start: str) -> dict[str, Any]:
-        return {name: value for name, value in self.crawler.stats.get_stats().items() if name.startswith(start)}
+        stats = self.crawler.stats.get_stats()
+        return {name: value for name, value in stats.items() if name.startswith(start)}
 
 
 def immediate(**settings: Any) -> Bench:
@@ -80,7 +84,8 @@ def test_default_statuses_are_retried(status: int) -> None:
     assert isinstance(first, Request)
     assert first is not request
     assert (first.dont_filter, first.priority, first.meta["retry_times"]) == (True, 4, 1)
-    assert (first.url, first.method, first.body, first.cb_kwargs, first.meta["mine"]) == (URL, "POST", b"x", {"k": 1}, 1)
+    assert (first.url, first.method, first.body) == (URL, "POST", b"x")
+    assert (first.cb_kwargs, first.meta["mine"]) == ({"k": 1}, 1)
     assert "retry_times" not in request.meta
     second = bench.respond(first, status)
     assert (second.priority, second.meta["retry_times"]) == (3, 2)
@@ -121,7 +126,8 @@ def test_default_exceptions_include_every_os_error() -> None:
     """As Scrapy has it; but what can never work is not tried again, unless it is named itself."""
     assert isinstance(immediate().fail(Request(URL), OSError("?")), Request)
     assert immediate().fail(Request("file:///x"), FileNotFoundError()) is None
-    assert isinstance(immediate(RETRY_EXCEPTIONS=[FileNotFoundError]).fail(Request(URL), FileNotFoundError()), Request)
+    named = immediate(RETRY_EXCEPTIONS=[FileNotFoundError])
+    assert isinstance(named.fail(Request("file:///x"), FileNotFoundError()), Request)
 
 
 def test_dont_retry() -> None:
@@ -136,8 +142,14 @@ def test_dont_retry() -> None:
 
 @pytest.mark.parametrize(
     ("setting", "meta", "retries"),
-    [(2, {}, 2), (0, {}, 0), (-1, {}, 0), (2, {"max_retry_times": 5}, 5), (2, {"max_retry_times": 0}, 0)]
-    + [(3, {"max_retry_times": None}, 3)],
+    [
+        (2, {}, 2),
+        (0, {}, 0),
+        (-1, {}, 0),
+        (2, {"max_retry_times": 5}, 5),
+        (2, {"max_retry_times": 0}, 0),
+        (3, {"max_retry_times": None}, 3),
+    ],
 )
 def test_number_of_retries(setting: int, meta: dict[str, Any], retries: int) -> None:
     """RETRY_TIMES, or the request's own max_retry_times; by responses and exceptions together."""
@@ -173,8 +185,13 @@ def test_log_lines(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize(
     ("setting", "meta", "level"),
-    [("WARNING", {}, "WARNING"), (logging.INFO, {}, "INFO"), ("ERROR", {"give_up_log_level": "DEBUG"}, "DEBUG")]
-    + [("INFO", {"give_up_log_level": None}, "INFO"), ("INFO", {"give_up_log_level": 30}, "WARNING")],
+    [
+        ("WARNING", {}, "WARNING"),
+        (logging.INFO, {}, "INFO"),
+        ("ERROR", {"give_up_log_level": "DEBUG"}, "DEBUG"),
+        ("INFO", {"give_up_log_level": 30}, "WARNING"),
+        ("INFO", {"give_up_log_level": None}, "INFO"),
+    ],
 )
 def test_level_of_giving_up(
     setting: Any, meta: dict[str, Any], level: str, caplog: pytest.LogCaptureFixture
@@ -242,9 +259,10 @@ def test_cut_of_a_long_retry_after_is_logged(caplog: pytest.LogCaptureFixture) -
 def test_a_valid_retry_after_makes_it_throttled() -> None:
     """A 503 with a bad one is an ordinary server failure."""
     bench = Bench()
+    valid, bad = {"Retry_After": "1"}, {"Retry_After": "soon"}
+    answers: list[tuple[int, dict[str, str]]] = [(503, valid), (503, bad), (503, {}), (429, {})]
     attempts = [
-        get_state(bench.respond(Request(URL), status, **headers))["attempts"]
-        for status, headers in ((503, {"Retry_After": "1"}), (503, {"Retry_After": "soon"}), (503, {}), (429, {}))
+        get_state(bench.respond(Request(URL), code, **headers))["attempts"] for code, headers in answers
     ]
     assert attempts == [{"throttled": 1}, {"server": 1}, {"server": 1}, {"throttled": 1}]
     assert bench.stats("ha/retry") == {
@@ -320,5 +338,6 @@ def test_wait_outside_our_scheduler_is_awaited() -> None:
 
 def test_seed_gives_the_same_plan() -> None:
     """Two middlewares with the same random numbers decide the same."""
-    plans = [[get_state(bench.respond(Request(URL)))["due"] for _ in range(5)] for bench in (Bench(), Bench())]
-    assert plans[0] == plans[1]
+    one, other = Bench(), Bench()
+    for _ in range(5):
+        assert get_state(one.respond(Request(URL)))["due"] == get_state(other.respond(Request(URL)))["due"]

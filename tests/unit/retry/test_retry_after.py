@@ -32,7 +32,7 @@ IN_2037 = datetime(2037, 10, 21, 7, 28, tzinfo=timezone.utc).timestamp()
         (b"", None),
         (b" ", None),
         (b"soon", None),
-        ("٣", None),  # noqa: RUF001 - a digit, but no ASCII one
+        ("٣", None),  # a digit, but no ASCII one
         (b"\xff\xfe", None),
         (b"\xb2", None),
         (b"99999999999999999999", FAR),
@@ -74,19 +74,16 @@ def test_a_date_is_measured_against_the_servers_own_clock() -> None:
 
 def test_two_digits_of_a_year_are_at_most_fifty_years_ahead() -> None:
     """RFC 9110, 5.6.7."""
-    years = {two: parse_http_date(f"Sunday, 06-Nov-{two} 08:49:37 GMT", NOW) or 0 for two in ("74", "75", "23")}
-    assert {two: datetime.fromtimestamp(epoch, timezone.utc).year for two, epoch in years.items()} == {
-        "74": 2074,
-        "75": 1975,
-        "23": 2023,
-    }
+    for two_digits, year in (("74", 2074), ("75", 1975), ("23", 2023)):
+        epoch = parse_http_date(f"Sunday, 06-Nov-{two_digits} 08:49:37 GMT", NOW)
+        assert epoch == datetime(year, 11, 6, 8, 49, 37, tzinfo=timezone.utc).timestamp()
 
 
 _header = st.one_of(
     st.binary(),
     st.from_regex(rb"[-+]?[0-9]{1,400}(\.[0-9]+)?"),
     st.from_regex(rb"[A-Z][a-z]{2,8},? [0-9]{1,2}[- ][A-Z][a-z]{2}[- ][0-9]{1,4} [0-9:]{5,9} (GMT|[A-Z]+)?"),
-    st.from_regex(rb"(Mon|Sunday), ?[0-9]{2}[- ](Jan|Feb)[- ]([0-9]{2}|[0-9]{4}) [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"),
+    st.from_regex(rb"(Mon|Sunday), [0-9]{2}[- ](Jan|Feb)[- ]([0-9]{2}){1,2} [0-9]{2}:[0-9]{2}:[0-9]{2} GMT"),
 )
 
 
