@@ -60,7 +60,11 @@ class Addon:
             return "scheduler off"
         if settings.getpriority("SCHEDULER"):
             kept = load_object(settings["SCHEDULER"])
-            return "scheduler on" if kept is load_object(SCHEDULER) else f"scheduler off (yours: {kept.__name__})"
+            return (
+                "scheduler on"
+                if kept is load_object(SCHEDULER)
+                else f"scheduler off (yours: {kept.__name__})"
+            )
         if settings.get("REDIS_URL") or settings.get("REDIS_HOST"):
             logger.warning(
                 "REDIS_URL or REDIS_HOST is set, but this version of scrapy_ha keeps requests in the embedded "

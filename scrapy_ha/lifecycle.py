@@ -49,10 +49,11 @@ class Lifecycle:
     """
 
     def __init__(self, crawler: Crawler, ended: Callable[[Request], None]) -> None:
-        self._engine: Any = crawler.engine
-        slot = self._engine._slot
+        engine: Any = crawler.engine
+        self._engine = engine
+        slot = engine._slot
         slot.inprogress = _InProgress(slot.inprogress, ended)
-        scraper = self._engine.scraper
+        scraper = engine.scraper
         scraper.call_spider_async = _within_page(scraper.call_spider_async)
         scraper.handle_spider_output_async = _within_page(scraper.handle_spider_output_async)
         scraper._process_spidermw_output = _within_page_of_response(scraper._process_spidermw_output)

@@ -37,9 +37,10 @@ def call_later(seconds: float, function: Callable[[], object]) -> Timer:
     """Call *function* on the loop after *seconds*."""
     if has_asyncio():
         return asyncio.get_event_loop().call_later(max(seconds, 0.0), function)
-    from twisted.internet import reactor  # noqa: PLC0415
+    from twisted.internet import reactor  # noqa: PLC0415 - installs it, if it is not
 
-    timer: Timer = reactor.callLater(max(seconds, 0.0), function)  # type: ignore[attr-defined]
+    installed: Any = reactor
+    timer: Timer = installed.callLater(max(seconds, 0.0), function)
     return timer
 
 

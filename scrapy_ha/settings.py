@@ -168,7 +168,7 @@ def _declare() -> Mapping[str, Setting]:
             _number,
             1.0,
             "a number of seconds above 0",
-            "Seconds between two fsyncs with ``HA_FSYNC = \"interval\"``.",
+            'Seconds between two fsyncs with ``HA_FSYNC = "interval"``.',
             lambda v: v > 0,
         ),
         Setting(

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import json
 import math
-import os
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -117,7 +116,9 @@ class LevelDBFrontier:
             try:
                 self._state = layout.State.unpack(stored)
             except struct.error as error:
-                raise StoreDamaged(self._directory.damaged(f"its state record is unreadable ({error})")) from None
+                raise StoreDamaged(
+                    self._directory.damaged(f"its state record is unreadable ({error})")
+                ) from None
         state = self._state
         if self._clock is None:
             self._clock = SystemClock(state.time)
@@ -421,7 +422,9 @@ class LevelDBFrontier:
             if doing != "fsync":
                 self._failure = text
             if no_space:
-                raise StoreFull(f"{text}; free some space and start the crawl again, nothing is lost") from error
+                raise StoreFull(
+                    f"{text}; free some space and start the crawl again, nothing is lost"
+                ) from error
             raise StoreError(text) from error
 
     def _write(self, batch: Any) -> None:

@@ -121,37 +121,39 @@ class ClassifiedRetryMiddleware:
     ) -> Request | T | Coroutine[Any, Any, Request | T]:
         """The next attempt of *request*, now or awaited; *otherwise* when it is given up."""
         retry_times = request.meta.get("retry_times", 0) + 1
-        about = {"request": request, "retry_times": retry_times, "reason": reason}
-        extra: dict[str, Any] = {"spider": self.crawler.spider}
         if retry_times > _meta(request, "max_retry_times", self.policy.times):
-            level = _log_level(_meta(request, "give_up_log_level", self._give_up_log_level))
-            self._stats.inc_value("retry/max_reached")
-            retry_logger.log(
-                level,
-                "Gave up retrying %(request)s (failed %(retry_times)d times): %(reason)s",
-                about,
-                extra=extra,
-            )
+            self._log_giving_up(request, retry_times, reason)
             self._give_up(request, cls, reason)
             return otherwise
         retry_logger.debug(
-            "Retrying %(request)s (failed %(retry_times)d times): %(reason)s", about, extra=extra
+            "Retrying %(request)s (failed %(retry_times)d times): %(reason)s",
+            {"request": request, "retry_times": retry_times, "reason": reason},
+            extra={"spider": self.crawler.spider},
         )
+        self._count_retry(cls, reason)
+        if retry_after is not None:
+            self._note_retry_after(request, retry_after)
         retry = request.copy()
         retry.meta["retry_times"] = retry_times
         retry.dont_filter = True
         retry.priority = request.priority + _meta(request, "priority_adjust", self._priority_adjust)
-        self._count_retry(cls, reason)
-        if retry_after is not None:
-            self._note_retry_after(request, retry_after)
         state = self._failed(request, cls)
+        set_state(retry, state)
         delay = self.policy.delay(retry_times, retry_after, self.random)
         if self._run.tracks(request):
             state["due"] = state["last_failure"] + delay
-            set_state(retry, state)
             return retry
-        set_state(retry, state)
         return self._wait(retry, delay, otherwise) if delay else retry
+
+    def _log_giving_up(self, request: Request, retry_times: int, reason: str | Exception) -> None:
+        level = _log_level(_meta(request, "give_up_log_level", self._give_up_log_level))
+        self._stats.inc_value("retry/max_reached")
+        retry_logger.log(
+            level,
+            "Gave up retrying %(request)s (failed %(retry_times)d times): %(reason)s",
+            {"request": request, "retry_times": retry_times, "reason": reason},
+            extra={"spider": self.crawler.spider},
+        )
 
     def _count_retry(self, cls: FailureClass, reason: str | Exception) -> None:
         name = reason if isinstance(reason, str) else global_object_name(reason.__class__)

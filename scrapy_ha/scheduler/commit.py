@@ -10,9 +10,9 @@ from scrapy.utils.defer import maybe_deferred_to_future
 from scrapy_ha.loop import Ticker, completed, in_thread, spawn
 
 if TYPE_CHECKING:
+    from scrapy import Request
     from twisted.internet.defer import Deferred
 
-    from scrapy import Request
     from scrapy_ha.run import Run
     from scrapy_ha.typing import Frontier, Settlement
 

@@ -125,9 +125,10 @@ class HAScheduler(BaseScheduler):
         self._frontier: Frontier = frontier
         self._clock = self._run.clock = frontier.clock
         self._codec = RequestCodec(spider)
-        self._downloader: Any = self.crawler.engine.downloader  # type: ignore[union-attr]
+        self._downloader: Any = self.crawler.engine.downloader
         self._slots_are_hosts = (
-            type(self._downloader).get_slot_key is Downloader.get_slot_key and not self._downloader.ip_concurrency
+            type(self._downloader).get_slot_key is Downloader.get_slot_key
+            and not self._downloader.ip_concurrency
         )
         self._lifecycle = Lifecycle(self.crawler, self._ended)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
@@ -167,7 +168,8 @@ class HAScheduler(BaseScheduler):
         if poisoned:
             self._stats.inc_value("ha/scheduler/poisoned", poisoned)
             logger.error(
-                "%d requests were in flight at every one of several crashes and were set aside as poison", poisoned
+                "%d requests were in flight at every one of several crashes and were set aside as poison",
+                poisoned,
             )
 
     def close(self, reason: str) -> Deferred[None]:
@@ -274,7 +276,9 @@ class HAScheduler(BaseScheduler):
 
     # Storing
 
-    def _store(self, request: Request, key: bytes | None, parent: Page | None, seed: bool, due: float) -> bool:
+    def _store(
+        self, request: Request, key: bytes | None, parent: Page | None, seed: bool, due: float
+    ) -> bool:
         slot = self._slot_of(request)
         try:
             payload = self._codec.encode(request)
@@ -439,7 +443,9 @@ class HAScheduler(BaseScheduler):
         gave_up = get_state(page.request).get("gave_up")
         dead = None
         if gave_up is not None:
-            dead = self._dead_record({"class": gave_up["cls"], "reason": gave_up["reason"], "url": page.request.url})
+            dead = self._dead_record(
+                {"class": gave_up["cls"], "reason": gave_up["reason"], "url": page.request.url}
+            )
             self._tally.add("ha/scheduler/given_up")
         settlement = Settlement(page.lease, dead=dead)
         self._commits.commit([member.request for member in family], settlement, keys)

@@ -13,7 +13,7 @@ import scrapy
 from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import CrawlerProcess
 from scrapy.exceptions import IgnoreRequest
-from scrapy_ha.lifecycle import Lifecycle
+from scrapy_ha.lifecycle import Lifecycle, is_closing
 from scrapy_ha.run import current_page
 
 ended, pages = [], {}
@@ -54,7 +54,11 @@ class Spider(scrapy.Spider):
         yield scrapy.Request("data:,d", meta={"n": "errback"}, errback=self.errback)
         yield scrapy.Request("nosuch://x/y", meta={"n": "nohandler"}, errback=self.errback)
 
+    def closed(self, reason):
+        print("closing in the end", is_closing(self.crawler))
+
     def parse(self, response):
+        print("closing in a callback", is_closing(self.crawler))
         if response.meta["n"] == "page":
             yield {"n": "page"}
             yield scrapy.Request("data:,e", meta={"n": "child"})
@@ -99,3 +103,9 @@ def test_children_know_their_page(output: str) -> None:
 def test_start_is_wrapped(output: str) -> None:
     """The iterator of start requests can be replaced, and runs to its end."""
     assert "seeded" in output.splitlines()
+
+
+def test_closing_is_noticed(output: str) -> None:
+    """Not while callbacks run, but when the spider closes."""
+    assert "closing in a callback False" in output.splitlines()
+    assert "closing in the end True" in output.splitlines()

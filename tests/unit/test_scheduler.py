@@ -19,8 +19,7 @@ from scrapy_ha.errors import StoreDamaged, StoreError, StoreLocked
 from scrapy_ha.lifecycle import _InProgress
 from scrapy_ha.loop import completed
 from scrapy_ha.run import current_page, run_of
-from scrapy_ha.scheduler import HAScheduler
-from scrapy_ha.scheduler import component
+from scrapy_ha.scheduler import HAScheduler, component
 from scrapy_ha.state import META_KEY
 
 
@@ -59,9 +58,15 @@ class Bench:
         self.crawler = get_crawler(SomeSpider, {"HA_DIR": str(directory), **settings})
         self.crawler.spider = SomeSpider.from_crawler(self.crawler)
         self.closed: list[str] = []
-        slot = SimpleNamespace(inprogress=set(), nextcall=SimpleNamespace(schedule=lambda: None), closing=None)
+        slot = SimpleNamespace(
+            inprogress=set(), nextcall=SimpleNamespace(schedule=lambda: None), closing=None
+        )
         self.engine: Any = SimpleNamespace(
-            _slot=slot, _start=None, scraper=FakeScraper(), downloader=FakeDownloader(), spider=self.crawler.spider
+            _slot=slot,
+            _start=None,
+            scraper=FakeScraper(),
+            downloader=FakeDownloader(),
+            spider=self.crawler.spider,
         )
 
         async def close_spider_async(*, reason: str) -> None:
@@ -232,7 +237,11 @@ def test_retry_due_now_carries_its_history(bench: Callable[..., Bench]) -> None:
     one.end(page)
     again = one.next()
     assert again is not None
-    assert again.meta[META_KEY] == {"id": page.meta[META_KEY]["id"], "deliveries": 1, "attempts": {"server": 1}}
+    assert again.meta[META_KEY] == {
+        "id": page.meta[META_KEY]["id"],
+        "deliveries": 1,
+        "attempts": {"server": 1},
+    }
 
 
 def test_given_up_is_dead(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> None:
@@ -295,7 +304,9 @@ def test_redirect_keeps_its_history(bench: Callable[..., Bench]) -> None:
     assert found.meta[META_KEY]["attempts"] == {"timeout": 1}
 
 
-def test_unfiltered_children_are_not_doubled(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> None:
+def test_unfiltered_children_are_not_doubled(
+    bench: Callable[..., Bench], crash: Callable[..., Bench]
+) -> None:
     """A page delivered again yields its dont_filter children again: they are stored once (I2)."""
     one = bench()
     one.enqueue(Request("http://a.test/"))
@@ -404,7 +415,9 @@ def test_durables_are_settled_before_the_acknowledgement(bench: Callable[..., Be
     assert one.scheduler.has_pending_requests()
 
 
-def test_marks_come_with_the_acknowledgement(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> None:
+def test_marks_come_with_the_acknowledgement(
+    bench: Callable[..., Bench], crash: Callable[..., Bench]
+) -> None:
     """What a durable part says of its position is what the next process is told."""
     one = bench()
 

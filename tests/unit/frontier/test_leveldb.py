@@ -33,7 +33,8 @@ def drain(frontier: LevelDBFrontier, at_once: int = 50) -> list[bytes]:
 
 def entries(count: int, slots: int = 1, size: int = 10) -> list[Entry]:
     return [
-        Entry(b"%d" % number + b"." * size, f"host{number % slots}", b"key%d" % number) for number in range(count)
+        Entry(b"%d" % number + b"." * size, f"host{number % slots}", b"key%d" % number)
+        for number in range(count)
     ]
 
 
@@ -183,7 +184,9 @@ def test_more_slots_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     completed(two.close())
 
 
-def test_newcomers_of_a_slot_on_disk_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newcomers_of_a_slot_on_disk_keep_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A slot that is only on disk and gets new entries hands out the old ones first, each once."""
     monkeypatch.setattr(_slots, "SLOT_LIMIT", 2)
     one = LevelDBFrontier(tmp_path / "frontier")
@@ -245,7 +248,9 @@ def test_descriptors_and_files_are_bounded(frontier: LevelDBFrontier, tmp_path: 
     """Thirty thousand requests of a kilobyte stand in a handful of files."""
     for start in range(0, 30_000, 1000):
         completed(
-            frontier.offer([Entry(b"%d" % number * 200, f"h{number % 999}") for number in range(start, start + 1000)])
+            frontier.offer(
+                [Entry(b"%d" % number * 200, f"h{number % 999}") for number in range(start, start + 1000)]
+            )
         )
     assert len(list((tmp_path / "frontier" / "db").iterdir())) < 50
 

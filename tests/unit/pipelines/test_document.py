@@ -180,7 +180,8 @@ def _shuffled(value: Any) -> Any:
     if type(value) in (list, tuple):
         return type(value)(map(_shuffled, value))
     if type(value) is set:
-        return set(sorted(value, key=repr, reverse=True))
+        elements = sorted(value, key=repr, reverse=True)
+        return set(elements)
     return value
 
 

@@ -180,8 +180,7 @@ def test_a_dead_letter_after_a_cut_line_is_whole(tmp_path: Path) -> None:
         process(pipeline, {"n": 2})
     cut, whole = file.read_text().splitlines()
     assert json.loads(whole)["item"] == {"n": 2}
-    with pytest.raises(ValueError, match="Unterminated|delimiter|Expecting"):
-        json.loads(cut)
+    assert whole.startswith(cut[:20])
 
 
 @pytest.mark.parametrize("keyless", [False, True])
