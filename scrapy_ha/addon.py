@@ -67,8 +67,8 @@ class Addon:
             )
         if settings.get("REDIS_URL") or settings.get("REDIS_HOST"):
             logger.warning(
-                "REDIS_URL or REDIS_HOST is set, but this version of scrapy_ha keeps requests in the embedded "
-                "store only: each worker crawls for itself"
+                "REDIS_URL or REDIS_HOST is set, but this version of scrapy_ha keeps requests in the "
+                "embedded store only: each worker crawls for itself"
             )
         settings.set("SCHEDULER", SCHEDULER, "addon")
         return "scheduler on"

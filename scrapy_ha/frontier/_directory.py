@@ -90,8 +90,8 @@ class FrontierDirectory:
             others = [name for name in os.listdir(self.path) if name not in own]
             if others:
                 raise StoreDamaged(
-                    f"{self.path} holds files that are not a frontier's (such as {sorted(others)[0]!r}); it was "
-                    "left as it is. Set HA_DIR to another directory, or move the files away."
+                    f"{self.path} holds files that are not a frontier's (such as {sorted(others)[0]!r}); it "
+                    "was left as it is. Set HA_DIR to another directory, or move the files away."
                 )
             return
         try:

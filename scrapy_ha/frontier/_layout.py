@@ -21,6 +21,7 @@ and an ``l`` record counts the delivery. So nothing has to be moved back after a
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import astuple, dataclass
 
@@ -40,6 +41,8 @@ _FAMILY = struct.Struct(">QII")
 _MASK = 2**64 - 1
 _TOP = 2**63
 
+RANK_BYTES = 16
+"""Length of the end of a ``q`` key, behind the slot."""
 STATE_KEY = b"m"
 
 
@@ -144,7 +147,7 @@ def rank(priority: int, id_: int, lifo: bool) -> bytes:
 
 
 def priority_of(queue_key: bytes) -> int:
-    (inverse,) = _U64.unpack_from(queue_key, len(queue_key) - 16)
+    (inverse,) = _U64.unpack_from(queue_key, len(queue_key) - RANK_BYTES)
     return int(PRIORITY_LIMIT - inverse)
 
 
@@ -168,7 +171,13 @@ def unpack_lease(value: bytes) -> tuple[int, bool, bytes]:
 
 
 def delayed_key(due: float, id_: int) -> bytes:
-    return b"d" + _U64U64.pack(min(max(int(due * 1e6), 0), _TOP), id_)
+    microseconds = min(max(math.ceil(due * 1e6), 0), _TOP)  # never before its time
+    return b"d" + _U64U64.pack(microseconds, id_)
+
+
+def last_delayed_key(now: float) -> bytes:
+    """The last key that something due at *now* can have."""
+    return b"d" + _U64U64.pack(min(max(int(now * 1e6), 0), _TOP), _MASK)
 
 
 def due_of(key: bytes) -> tuple[float, int]:

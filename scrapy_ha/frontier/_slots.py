@@ -69,8 +69,9 @@ class Slots:
         return len(self._slots)
 
     @property
-    def full(self) -> bool:
-        return len(self._slots) >= SLOT_LIMIT
+    def room(self) -> int:
+        """How many more slots fit in memory."""
+        return SLOT_LIMIT - len(self._slots)
 
     def load(self, prefix: bytes, name: str, more: bool) -> Slot:
         """Keep a slot in memory; with *more* its entries are read from disk when needed."""
@@ -99,14 +100,6 @@ class Slots:
             self._buffered -= HEAD
             slot.bound = items[0][0]
             slot.more = True
-
-    def give_back(self, prefix: bytes, item: Item) -> None:
-        """An entry that had been taken is ready again. Only for a slot in memory."""
-        slot = self._slots[prefix]
-        if item[0] > slot.bound and slot.more:
-            return
-        slot.insert(item)
-        self._buffered += 1
 
     def take(self, busy: Mapping[str, int], full: Collection[str]) -> tuple[str, Item] | None:
         """Take the next entry of the least busy slot that is not in *full*; ``None`` without one.

@@ -9,22 +9,19 @@ the device) but fsyncs its log files from outside; tables and manifests LevelDB 
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scrapy_ha._plyvel import plyvel
 from scrapy_ha.clock import SystemClock
-from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
+from scrapy_ha.errors import StoreError
 from scrapy_ha.frontier import _layout as layout
-from scrapy_ha.frontier._directory import FrontierDirectory, text_of
-from scrapy_ha.frontier._slots import Item, Slots
+from scrapy_ha.frontier._database import Database
+from scrapy_ha.frontier._ready import Ready
 from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
 
 if TYPE_CHECKING:
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 PROMOTE_LIMIT = 256
 """Delayed requests made ready by one lease call."""
-LOAD_LIMIT = 64
-"""Slots looked up on disk by one lease call."""
 RECLAIM_LIMIT = 100
 COMPACT_AFTER = 200_000
 """Settled requests after which the range they stood in is compacted."""
@@ -68,16 +63,13 @@ class LevelDBFrontier:
         max_deliveries: int = 5,
         order: str = "fifo",
     ) -> None:
-        self._directory = FrontierDirectory(path)
+        self._db = Database(path)
+        self._ready = Ready(self._db)
         self._clock = clock
         self._max_deliveries = max_deliveries
         self._lifo = order == "lifo"
-        self._db: Any = None
-        self._failure: str | None = None
         self._state = layout.State()
-        self._slots = Slots(self._read_slot)
         self._leases: dict[int, _Held] = {}
-        self._leased_keys: set[bytes] = set()
         self._deliveries: dict[int, int] = {}
         self._parents: set[int] = set()
         self._lost: dict[int, int] = {}
@@ -86,9 +78,6 @@ class LevelDBFrontier:
         self._tokens = 0
         self._earliest = math.inf
         self._delayed_from = b"d"
-        self._unloaded = True
-        self._scan_from = b"q"
-        self._scan_missed = False
         self._settled = 0
         self._dead_ranges: list[tuple[bytes, bytes]] = []
 
@@ -101,14 +90,13 @@ class LevelDBFrontier:
     # Opening and closing
 
     async def open(self) -> Opened:
-        self._db = self._directory.open()
+        self._db.open()
         try:
-            with self._translated("open"):
-                opened = self._restore()
+            with self._db.translated("open"):
+                return self._restore()
         except BaseException:
-            self._directory.close()
+            self._db.close()
             raise
-        return opened
 
     def _restore(self) -> Opened:
         stored = self._db.get(layout.STATE_KEY)
@@ -116,13 +104,11 @@ class LevelDBFrontier:
             try:
                 self._state = layout.State.unpack(stored)
             except struct.error as error:
-                raise StoreDamaged(
-                    self._directory.damaged(f"its state record is unreadable ({error})")
-                ) from None
+                raise self._db.damaged(f"its state record is unreadable ({error})") from None
         state = self._state
         if self._clock is None:
             self._clock = SystemClock(state.time)
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         if state.finished:
             state.finished = False
             if not (state.queued or state.delayed):  # else something was offered or replayed since
@@ -155,19 +141,18 @@ class LevelDBFrontier:
         return Opened(resumed, state.seeded, reclaimed, poisoned, marks)
 
     async def close(self) -> None:
-        if self._db is None:
+        if not self._db.is_open:
             return
         with contextlib.suppress(StoreError):  # a store that failed has its leases back on opening
             held = [Settlement(one.lease, release=True) for one in self._leases.values()]
-            if held and self._failure is None:
+            if held and not self._db.failed:
                 await self.settle(held)
-        self._db = None
-        self._directory.close()
+        self._db.close()
 
     # The life of a request
 
     async def offer(self, entries: Sequence[Entry]) -> list[bool]:
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
         verdicts = self._store(batch, entries, placed)
         self._state.started |= bool(placed)
@@ -184,16 +169,15 @@ class LevelDBFrontier:
         now = self.clock.time()
         self._find_more(now)
         taken: list[_Held] = []
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         load = busy
         while len(taken) < limit:
-            found = self._slots.take(load, full)
+            found = self._ready.take(load, full)
             if found is None:
                 if self._find_more(now):
                     continue
                 break
             slot, (queue_key, payload) = found
-            self._leased_keys.add(queue_key)  # its slot may be read again from disk in this very call
             id_ = layout.id_of(queue_key)
             deliveries = self._deliveries.get(id_, 0) + 1
             if deliveries > 1 and is_suspect(deliveries - 1, self._max_deliveries):
@@ -210,15 +194,7 @@ class LevelDBFrontier:
                     load = dict(busy)
                 load[slot] = load.get(slot, 0) + 1  # type: ignore[index]
         if taken:
-            try:
-                with self._translated("write"):
-                    batch.write()
-            except StoreError:
-                for held in taken:
-                    self._leased_keys.discard(held.queue_key)
-                    self._make_ready(held.queue_key, held.lease.payload)
-                    self._cleared(held.lease.id)
-                raise
+            self._db.write(batch)  # what was taken is lost to this process if that fails: so is the store
             for held in taken:
                 lease = held.lease
                 self._leases[lease.id] = held
@@ -233,7 +209,7 @@ class LevelDBFrontier:
         seen: Sequence[bytes] = (),
         marks: Mapping[str, bytes] | None = None,
     ) -> list[bool]:
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
         self._store(batch, children, placed)
         if seen:
@@ -282,7 +258,7 @@ class LevelDBFrontier:
         expired = [held for held in self._leases.values() if held.deadline <= now][:RECLAIM_LIMIT]
         if not expired:
             return 0, 0
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         dead = []
         for held in expired:
             key = layout.lease_key(held.lease.id)
@@ -293,14 +269,14 @@ class LevelDBFrontier:
                 batch.put(key, layout.pack_lease(held.lease.deliveries, False, held.queue_key))
         self._write(batch)
         for held in expired:
-            self._leased_keys.discard(held.queue_key)
             del self._leases[held.lease.id]
             self._cleared(held.lease.id)
             if held in dead:
                 self._deliveries.pop(held.lease.id, None)
+                self._ready.forget(held.queue_key)
             else:
                 self._lost[held.lease.id] = held.lease.token
-                self._make_ready(held.queue_key, held.lease.payload)
+                self._ready.put(held.queue_key, held.lease.payload)
         return len(expired) - len(dead), len(dead)
 
     async def next_due(self) -> float | None:
@@ -312,11 +288,11 @@ class LevelDBFrontier:
 
     async def seeding_done(self) -> None:
         self._state.seeded = self._state.started = True
-        self._write(self._db.write_batch())
+        self._write(self._db.batch())
 
     async def finish(self) -> None:
         self._state.finished = True
-        self._write(self._db.write_batch())
+        self._write(self._db.batch())
 
     # The dead
 
@@ -332,7 +308,7 @@ class LevelDBFrontier:
         return found
 
     async def replay(self, ids: Sequence[int]) -> int:
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
         for id_, value in self._dead_values(ids):
             slot, priority, (_, payload) = layout.unpack_placed(value)
@@ -349,7 +325,7 @@ class LevelDBFrontier:
         return len(placed)
 
     async def purge(self, ids: Sequence[int]) -> int:
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         found = self._dead_values(ids)
         for id_, _ in found:
             batch.delete(layout.dead_key(id_))
@@ -364,21 +340,19 @@ class LevelDBFrontier:
     # Durability and housekeeping, in any thread
 
     async def sync(self) -> None:
-        with self._translated("fsync"):
-            self._directory.fsync()
+        self._db.fsync()
 
     async def maintain(self) -> None:
-        db = self._db
-        if db is None or self._failure is not None:
+        if self._db.failed or not self._db.is_open:
             return
         ranges, self._dead_ranges = self._dead_ranges, []
         for start, stop in ranges:
-            db.compact_range(start=start, stop=stop)
-        with self._translated("purge"):
-            self._purge_outdated(db)
+            self._db.compact(start, stop)
+        self._purge_outdated()
 
-    def _purge_outdated(self, db: Any) -> None:
-        state = self._state
+    def _purge_outdated(self) -> None:
+        """Remove some of what earlier crawls had seen."""
+        db, state = self._db, self._state
         ranges = [
             (b"s", layout.seen_prefix(state.generation)),
             (b"c", layout.children_of_generation(state.generation)),
@@ -387,7 +361,7 @@ class LevelDBFrontier:
             seeds = layout.children_prefix(state.generation, SEED)
             ranges.append((seeds, layout.after(seeds)))
         for start, stop in ranges:
-            batch = db.write_batch()
+            batch = db.batch()
             removed = 0
             with db.iterator(start=start, stop=stop, include_value=False) as iterator:
                 for key in iterator:
@@ -396,44 +370,19 @@ class LevelDBFrontier:
                     if removed >= PURGE_LIMIT:
                         break
             if removed:
-                batch.write()
+                db.write(batch)
                 if removed < PURGE_LIMIT:
-                    db.compact_range(start=start, stop=stop)
+                    db.compact(start, stop)
                 return
 
     # Writing
-
-    @contextmanager
-    def _translated(self, doing: str) -> Iterator[None]:
-        """LevelDB's errors as ours. After a failed write the store takes no more: LevelDB's log
-        may end in half a record, which is harmless at its end and fatal with more behind it."""
-        if self._failure is not None:
-            raise StoreError(self._failure)
-        try:
-            yield
-        except (plyvel.Error, OSError) as error:
-            said = text_of(error)
-            text = f"{self._directory.path}: {doing} failed: {said}"
-            no_space = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) or any(
-                sign in said for sign in ("No space left", "quota exceeded", "File too large")
-            )
-            if isinstance(error, plyvel.CorruptionError):
-                raise StoreDamaged(self._directory.damaged(said)) from error
-            if doing != "fsync":
-                self._failure = text
-            if no_space:
-                raise StoreFull(
-                    f"{text}; free some space and start the crawl again, nothing is lost"
-                ) from error
-            raise StoreError(text) from error
 
     def _write(self, batch: Any) -> None:
         """Write *batch* and the state in one step."""
         state = self._state
         state.time = self.clock.time()
         batch.put(layout.STATE_KEY, state.pack())
-        with self._translated("write"):
-            batch.write()
+        self._db.write(batch)
 
     def _store(
         self, batch: Any, entries: Sequence[Entry], placed: list[tuple[bytes, bytes] | None]
@@ -557,22 +506,12 @@ class LevelDBFrontier:
     def _place(self, placed: Sequence[tuple[bytes, bytes] | None]) -> None:
         for item in placed:
             if item is not None:
-                self._make_ready(*item)
-
-    def _make_ready(self, queue_key: bytes, payload: bytes) -> None:
-        prefix = queue_key[:-16]
-        slots = self._slots
-        if prefix not in slots:
-            if slots.full:
-                self._unloaded = self._scan_missed = True
-                return
-            slots.load(prefix, layout.slot_of(queue_key), more=self._unloaded)
-        slots.add(prefix, (queue_key, payload))
+                self._ready.put(*item)
 
     def _forget(self, held: _Held, keep_children: bool) -> None:
         lease = held.lease
         del self._leases[lease.id]
-        self._leased_keys.discard(held.queue_key)
+        self._ready.forget(held.queue_key)
         self._deliveries.pop(lease.id, None)
         self._cleared(lease.id)
         if not keep_children:
@@ -580,7 +519,7 @@ class LevelDBFrontier:
         self._settled += 1
         if self._settled >= COMPACT_AFTER:
             self._settled = 0
-            prefix = held.queue_key[:-16]
+            prefix = held.queue_key[: -layout.RANK_BYTES]
             self._dead_ranges = [(prefix, held.queue_key), (b"l", b"m")]
 
     def _cleared(self, id_: int) -> None:
@@ -588,69 +527,35 @@ class LevelDBFrontier:
         if self._suspect == id_:
             self._suspect = None
             parked, self._parked = self._parked, []
-            for queue_key, payload in parked:
-                self._leased_keys.discard(queue_key)
-                self._make_ready(queue_key, payload)
+            for item in parked:
+                self._ready.put(*item)
 
     def _release(self, settlement: Settlement, held: _Held) -> None:
         lease = held.lease
         if lease.deliveries > 1:
             self._deliveries[lease.id] = lease.deliveries - 1
         payload = lease.payload if settlement.payload is None else settlement.payload
-        self._make_ready(held.queue_key, payload)
+        self._ready.put(held.queue_key, payload)
 
     def _delay(self, due: float, id_: int) -> None:
         self._earliest = min(self._earliest, due)
         self._delayed_from = min(self._delayed_from, layout.delayed_key(due, id_))
 
-    # Reading
-
-    def _read_slot(self, prefix: bytes, bound: bytes, limit: int) -> list[Item]:
-        """Up to *limit* ready entries of one slot behind *bound*; leased ones are passed over."""
-        found: list[Item] = []
-        leased = self._leased_keys
-        with self._db.iterator(start=bound, include_start=False, stop=layout.after(prefix)) as iterator:
-            for item in iterator:
-                if item[0] not in leased:
-                    found.append(item)
-                    if len(found) == limit:
-                        break
-        return found
+    # Delayed
 
     def _find_more(self, now: float) -> bool:
-        """Make due requests ready and load slots, a bounded number; whether there were any."""
-        more = False
-        if self._earliest <= now:
+        """Make due requests ready and load slots, a bounded number; whether there may be any."""
+        due = self._earliest <= now
+        if due:
             self._promote(now)
-            more = True
-        if self._unloaded and not self._slots.full:
-            self._load_slots()
-            more = True
-        return more
-
-    def _load_slots(self) -> None:
-        """Bring slots that are only on disk into memory, by skipping from slot to slot."""
-        slots = self._slots
-        with self._db.raw_iterator() as iterator:
-            for _ in range(LOAD_LIMIT):
-                if slots.full:
-                    return
-                iterator.seek(self._scan_from)
-                if not iterator.valid() or not iterator.key().startswith(b"q"):
-                    self._unloaded, self._scan_missed = self._scan_missed, False
-                    self._scan_from = b"q"
-                    return
-                prefix = layout.prefix_of(iterator.key())
-                self._scan_from = layout.after(prefix)
-                if prefix not in slots:
-                    slots.load(prefix, layout.slot_of(prefix), more=True)
+        return self._ready.load_more() or due
 
     def _promote(self, now: float) -> None:
         """Make delayed requests ready whose time has come."""
-        batch = self._db.write_batch()
+        batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
         last = self._delayed_from
-        stop = layout.delayed_key(now, layout._MASK)
+        stop = layout.last_delayed_key(now)
         with self._db.iterator(start=last, stop=stop, include_stop=True) as iterator:
             for key, value in iterator:
                 _, id_ = layout.due_of(key)

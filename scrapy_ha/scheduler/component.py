@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import AsyncIterator
 from hashlib import sha1
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,29 +12,29 @@ from typing import TYPE_CHECKING, Any
 from scrapy import Request, signals
 from scrapy.core.downloader import Downloader
 from scrapy.core.scheduler import BaseScheduler
-from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
-from scrapy.utils.defer import maybe_deferred_to_future
-from scrapy.utils.misc import build_from_crawler, load_object
-from twisted.internet.defer import Deferred
+from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
-from scrapy_ha.fingerprint import Fingerprints, host_of
+from scrapy_ha.fingerprint import host_of
 from scrapy_ha.lifecycle import Lifecycle
-from scrapy_ha.loop import Timer, call_later, close_spider, completed, sleep, spawn
+from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
 from scrapy_ha.run import current_page, run_of
-from scrapy_ha.scheduler.cheap import RecentKeys, Tally
+from scrapy_ha.scheduler.cheap import Tally
 from scrapy_ha.scheduler.commit import Commits
+from scrapy_ha.scheduler.duplicates import Duplicates
 from scrapy_ha.scheduler.identity import adopt, inherit
 from scrapy_ha.scheduler.pages import Loads, Page
+from scrapy_ha.scheduler.seeding import Seeding
 from scrapy_ha.scheduler.unstored import Unstored, UnstoredQueue
 from scrapy_ha.serialize import RequestCodec
 from scrapy_ha.state import get_state, set_state
-from scrapy_ha.typing import SEED, Counts, Entry, Frontier, Lease, Settlement
+from scrapy_ha.typing import SEED, Entry, Frontier, Lease, Settlement
 
 if TYPE_CHECKING:
     from scrapy import Spider
     from scrapy.crawler import Crawler
+    from twisted.internet.defer import Deferred
     from typing_extensions import Self
 
 logger = logging.getLogger(__name__)
@@ -74,29 +73,25 @@ class HAScheduler(BaseScheduler):
         self.crawler = crawler
         self._stats: Any = crawler.stats
         self._tally = Tally(crawler.stats)
-        self._recent = RecentKeys()
         self._run = run_of(crawler)
-        self._fingerprints = Fingerprints(crawler.request_fingerprinter)
-        self._dupefilter = self._foreign_dupefilter()
-        self._filtering = load_object(settings["DUPEFILTER_CLASS"]) is not BaseDupeFilter
-        self._log_duplicates = settings.getbool("DUPEFILTER_DEBUG")
-        self._first_duplicate = True
-        self._seed_once: bool = declared.read(settings, "HA_SEED_ONCE")
-        self._seed_limit: int = declared.read(settings, "HA_SEED_LIMIT")
+        self._unstored = UnstoredQueue()
+        self._duplicates = Duplicates(crawler, self._tally, self._unstored.keys)
+        self._seeding = Seeding(
+            declared.read(settings, "HA_SEED_ONCE"),
+            declared.read(settings, "HA_SEED_LIMIT"),
+            self._waiting,
+            self._seeded,
+        )
         self._hold_parent: bool = declared.read(settings, "HA_HOLD_PARENT")
         limit = declared.read(settings, "HA_MAX_IN_FLIGHT")
         self._in_flight_limit = settings.getint("CONCURRENT_REQUESTS") if limit is None else limit
         self._last_end = 0.0
         self._pages: dict[Request, Page] = {}
         self._by_id: dict[int, Page] = {}
-        self._unstored = UnstoredQueue()
         self._unstored_kinds: set[str] = set()
         self._in_memory = 0
         self._unstored_holds = 0
         self._loads = Loads(self._capacity)
-        self._seed: Request | None = None
-        self._seeding = False
-        self._room: Deferred[None] | None = None
         self._wake_timer: Timer | None = None
         self._wake_at = math.inf
         self._failed = False
@@ -142,11 +137,10 @@ class HAScheduler(BaseScheduler):
         )
         self._commits.start()
         self._last_end = self._clock.time()
-        self._seeded = opened.seeded
-        self._lifecycle.wrap_start(self._start_requests)
+        self._duplicates.open(frontier.knows)
+        self._seeding.open(opened)
+        self._lifecycle.wrap_start(self._seeding.produce)
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
-        if self._dupefilter is not None:
-            self._dupefilter.open()
         self._report(opened.resumed, opened.reclaimed, opened.poisoned, frontier, directory)
 
     def _report(
@@ -157,13 +151,13 @@ class HAScheduler(BaseScheduler):
         self._stats.set_value("ha/scheduler/reclaimed", reclaimed)
         if resumed:
             logger.info(
-                "Resuming the crawl in %s: %d requests wait, %d of them were in flight when it was interrupted, "
-                "%d are delayed, start requests %s",
+                "Resuming the crawl in %s: %d requests wait, %d of them were in flight when it was "
+                "interrupted, %d are delayed, start requests %s",
                 directory,
                 counts.ready,
                 reclaimed,
                 counts.delayed,
-                "are complete" if self._seeded and self._seed_once else "go on",
+                "are complete" if self._seeding.done else "go on",
             )
         if poisoned:
             self._stats.inc_value("ha/scheduler/poisoned", poisoned)
@@ -194,13 +188,12 @@ class HAScheduler(BaseScheduler):
             counts = completed(self._frontier.counts())
             self._stats.set_value("ha/scheduler/pending", counts.pending)
             self._stats.set_value("ha/scheduler/dead", counts.dead)
-            complete = reason == "finished" and not self._failed and (self._seeded or not self._seed_once)
+            complete = reason == "finished" and not self._failed and self._seeding.done
             if complete and not counts.pending and not self._unstored:
                 completed(self._frontier.finish())
                 await self._commits.close()
         finally:
-            if self._dupefilter is not None:
-                self._dupefilter.close(reason)
+            self._duplicates.close(reason)
             completed(self._frontier.close())
 
     # What the engine calls
@@ -215,18 +208,12 @@ class HAScheduler(BaseScheduler):
         if self._failed or not self._opened:
             self._tally.add("ha/scheduler/refused")
             return False
-        key = None
-        if not request.dont_filter and self._filtering:
-            key = self._fingerprints.get(request)
-            if key in self._recent or self._is_seen(key):
-                self._log_duplicate(request)
-                return False
-            if self._dupefilter is not None and self._dupefilter.request_seen(request):
-                self._dupefilter.log(request, self.crawler.spider)
-                return False
+        key = self._duplicates.key_of(request)
+        if key is not None and self._duplicates.drops(request, key):
+            return False
         page = current_page.get()
         parent = self._pages.get(page) if page is not None else None
-        seed = request is self._seed
+        seed = self._seeding.is_seed(request)
         due = 0.0
         if parent is not None:
             inherit(request, parent.request)
@@ -238,14 +225,6 @@ class HAScheduler(BaseScheduler):
         except HAError as error:
             self._fail(error)
             return False
-
-    def _is_seen(self, key: bytes) -> bool:
-        if key in self._unstored.keys:
-            return True
-        seen = bool(self._frontier.knows(key))
-        if seen:
-            self._recent.add(key)
-        return seen
 
     def next_request(self) -> Request | None:
         # The engine may call from the context of a page; what it starts now is no part of that.
@@ -297,14 +276,14 @@ class HAScheduler(BaseScheduler):
         if key is None:
             if parent is not None and parent.lease is not None:
                 entry.parent = parent.lease.id
-            elif seed and self._seed_once:
+            elif seed and self._seeding.once:
                 entry.parent = SEED
             if entry.parent is not None:
-                entry.ordinal = self._fingerprints.get(request)
+                entry.ordinal = self._duplicates.fingerprints.get(request)
         (new,) = completed(self._frontier.offer((entry,)))
         self._commits.touch()
         if key is not None:
-            self._recent.add(key)
+            self._duplicates.stored(key)
         if new:
             self._count_enqueued("disk")
         else:
@@ -386,7 +365,7 @@ class HAScheduler(BaseScheduler):
         self._pages[page.request] = page
         self._by_id[page.id] = page
         self._loads.occupy(page.slot)
-        self._make_room()
+        self._seeding.make_room()
 
     def _set_aside(self, lease: Lease, error: BadRecord) -> None:
         """A stored request that is none: dead, with the reason; the crawl goes on."""
@@ -461,39 +440,18 @@ class HAScheduler(BaseScheduler):
 
     # Start requests
 
-    async def _start_requests(self, start: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Start items and requests, once per crawl, and no faster than they are worked on."""
-        if self._seed_once and self._seeded:
-            return
-        count = 0
-        async for one in start:
-            while self._waiting() >= self._seed_limit:
-                await self._wait_for_room()
-            count += 1
-            if not count % 64:  # the engine takes them without a pause while it is busy
-                await sleep(0)
-            self._seed = one if isinstance(one, Request) else None
-            yield one
-        self._seed = None
-        if self._opened and not self._failed:  # else some were refused
-            try:
-                completed(self._frontier.seeding_done())
-                self._seeded = True
-            except HAError as error:
-                self._fail(error)
-
     def _waiting(self) -> int:
-        counts: Counts = completed(self._frontier.counts())
+        counts = completed(self._frontier.counts())
         return counts.ready + counts.delayed + len(self._unstored)
 
-    async def _wait_for_room(self) -> None:
-        self._room = Deferred()
-        await maybe_deferred_to_future(self._room)
-
-    def _make_room(self) -> None:
-        if self._room is not None and self._waiting() < self._seed_limit:
-            room, self._room = self._room, None
-            call_later(0, lambda: room.callback(None))
+    def _seeded(self) -> None:
+        if not self._opened or self._failed:
+            return  # some were refused
+        try:
+            completed(self._frontier.seeding_done())
+            self._seeding.done = True
+        except HAError as error:
+            self._fail(error)
 
     # Delayed requests
 
@@ -512,7 +470,7 @@ class HAScheduler(BaseScheduler):
         self._wake_timer, self._wake_at = None, math.inf
         self._lifecycle.wake()
 
-    # Slots and duplicates
+    # Slots
 
     def _slot_of(self, request: Request) -> str:
         slot = request.meta.get(Downloader.DOWNLOAD_SLOT)
@@ -530,26 +488,6 @@ class HAScheduler(BaseScheduler):
             return int(known.concurrency)
         configured = downloader.per_slot_settings.get(slot, {}).get("concurrency")
         return int(configured or downloader.ip_concurrency or downloader.domain_concurrency)
-
-    def _foreign_dupefilter(self) -> Any:
-        """The project's own dupefilter; ``None`` when it is Scrapy's, whose work the frontier does."""
-        cls = load_object(self.crawler.settings["DUPEFILTER_CLASS"])
-        if cls in (RFPDupeFilter, BaseDupeFilter):
-            return None
-        return build_from_crawler(cls, self.crawler)
-
-    def _log_duplicate(self, request: Request) -> None:
-        self._tally.add("dupefilter/filtered")
-        if self._log_duplicates:
-            logger.debug("Filtered duplicate request: %s", request, extra={"spider": self.crawler.spider})
-        elif self._first_duplicate:
-            self._first_duplicate = False
-            logger.debug(
-                "Filtered duplicate request: %s - no more duplicates will be shown "
-                "(see DUPEFILTER_DEBUG to show all duplicates)",
-                request,
-                extra={"spider": self.crawler.spider},
-            )
 
     def _fail(self, error: Exception) -> None:
         """The store, or what an acknowledgement waits for, cannot be written: stop, in order.

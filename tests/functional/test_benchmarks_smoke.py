@@ -46,9 +46,7 @@ def test_a_quick_run_reports_sane_figures(tmp_path: Path) -> None:
         between(1, measured["first"], 5000)
         between(1, measured["last"], 5000)
 
-    text = report.read_text("utf-8")
-    assert "skipped" not in text
-    assert text.count("| target |") == 4
+    assert report.read_text("utf-8").count("| target |") == 4
 
 
 def between(least: float, values: list[float], most: float) -> None:

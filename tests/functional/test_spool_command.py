@@ -1,4 +1,4 @@
-"""Items without a server: spooled by a crawl that is killed, and written out by ``scrapy ha spool export``."""
+"""Items without a server: kept by crawls that are killed, and written out by ``scrapy ha spool export``."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def test_killed_crawls_and_one_export(start_site: StartSite, make_crawl: MakeCra
     assert ".scrapy/ha/s/spool" in said
 
 
-@pytest.mark.parametrize("fsync", ["always", "interval", "never"])
-@pytest.mark.parametrize("reactor", [True, False])
+@pytest.mark.parametrize(
+    ("fsync", "reactor"), [("always", True), ("always", False), ("interval", False), ("never", True)]
+)
 def test_with_another_scheduler(make_crawl: MakeCrawl, fsync: str, reactor: bool) -> None:
     """Alone, in a project without the add-on: it fsyncs by itself, and items survive a kill."""
     settings = {
@@ -126,12 +127,16 @@ def test_disk_full_closes_the_crawl_with_its_reason(
     fetches them again."""
     site = start_site()
     limit = """
-    import resource
+    import errno
+    from scrapy_ha.pipelines import _files
+
+    def full(handle, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     class Limit:
         def process_item(self, item):
-            if item["part"] == 0 and item["page"] == "20" and first_time("full"):
-                resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY))
+            if item["part"] == 3 and item["page"] == "20" and first_time("full"):
+                _files.write = full
             return item
     """
     crawl = make_crawl(
@@ -155,21 +160,22 @@ def test_disk_full_closes_the_crawl_with_its_reason(
     assert parts(crawl.directory / "all.jsonl") == ITEMS
 
 
-def test_a_second_crawl_is_refused(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+def test_a_second_crawl_is_refused(make_crawl: MakeCrawl) -> None:
     """With a line that names directory, pid and host; the first goes on unharmed."""
-    site = start_site(delay=0.1)
+    wait = "while not os.path.exists('go'): await asyncio.sleep(0.01)"
     settings = {"ITEM_PIPELINES": {"scrapy_ha.pipelines.MongoPipeline": 900}, "HA_DIR": "ha"}
-    crawl = make_crawl(SPIDER, settings=settings, activated=False, arguments=[f"-asite={site.url}"])
+    crawl = make_crawl(ITEMS_ONLY.replace("ITEM", wait), settings=settings, activated=False)
     first = crawl.start()
-    while not site.served():
+    while not (crawl.directory / "ha" / "spool" / "lock").exists():
         assert first.poll() is None
         time.sleep(0.01)
-    second = scrapy("crawl", "s", f"-asite={site.url}", cwd=crawl.directory)
-    assert second.returncode > 0
+    second = scrapy("crawl", "s", cwd=crawl.directory)
+    (crawl.directory / "go").touch()
     assert f"ha/spool is in use by another process: pid {first.pid} on host" in second.stderr
+    assert second.returncode > 0
     assert crawl.end(first).reason == "finished"
     export(crawl, "all.jsonl")
-    assert parts(crawl.directory / "all.jsonl") == ITEMS
+    assert len(lines(crawl.directory / "all.jsonl")) == 20
 
 
 # The command

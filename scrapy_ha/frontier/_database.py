@@ -1,0 +1,90 @@
+"""LevelDB in its directory, with its errors as ours."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from scrapy_ha._plyvel import plyvel
+from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
+from scrapy_ha.frontier._directory import FrontierDirectory, text_of
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE_TEXTS = ("No space left", "quota exceeded", "File too large")
+
+
+class Database:
+    """Reads and atomic writes, until the first write that fails.
+
+    After that it takes no more: LevelDB's log may end in half a record, which is harmless at its
+    end and fatal with more behind it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._directory = FrontierDirectory(path)
+        self._failure: str | None = None
+        self._db: Any = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._db is not None
+
+    @property
+    def failed(self) -> bool:
+        return self._failure is not None
+
+    def open(self) -> None:
+        self._db = self._directory.open()
+        self.get = self._db.get
+        self.iterator = self._db.iterator
+        self.raw_iterator = self._db.raw_iterator
+        self.batch = self._db.write_batch
+
+    def close(self) -> None:
+        self._db = None
+        self._directory.close()
+
+    def write(self, batch: Any) -> None:
+        """Write *batch* in one step: it survives ``kill -9``.
+
+        Raises:
+            StoreFull: There is no space. The store takes no more writes.
+            StoreError: Any other failure, or an earlier one. The store takes no more writes.
+        """
+        with self.translated("write"):
+            batch.write()
+
+    def fsync(self) -> None:
+        """Make everything written survive a power cut. In any thread."""
+        with self.translated("fsync", fatal=False):
+            self._directory.fsync()
+
+    def compact(self, start: bytes, stop: bytes) -> None:
+        """Drop what was deleted between two keys. In any thread."""
+        self._db.compact_range(start=start, stop=stop)
+
+    def damaged(self, why: str) -> StoreDamaged:
+        return StoreDamaged(self._directory.damaged(why))
+
+    @contextmanager
+    def translated(self, doing: str, fatal: bool = True) -> Iterator[None]:
+        """Turn LevelDB's errors into ours; *fatal* ones end all writing."""
+        if self._failure is not None:
+            raise StoreError(self._failure)
+        try:
+            yield
+        except (plyvel.Error, OSError) as error:
+            said = text_of(error)
+            if isinstance(error, plyvel.CorruptionError):
+                raise self.damaged(said) from error
+            text = f"{self._directory.path}: {doing} failed: {said}"
+            if fatal:
+                self._failure = text
+            if getattr(error, "errno", None) in _NO_SPACE or any(sign in said for sign in _NO_SPACE_TEXTS):
+                raise StoreFull(
+                    f"{text}; free some space and start the crawl again, nothing is lost"
+                ) from error
+            raise StoreError(text) from error
