@@ -22,6 +22,9 @@ SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
 RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
 PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
+STOCK_RETRY = "scrapy.downloadermiddlewares.retry.RetryMiddleware"
+STOCK_FEEDS = "scrapy.extensions.feedexport.FeedExporter"
+"""As they stand in the ``*_BASE`` settings: Scrapy 2.13 does not see that a class is the same."""
 
 
 class Addon:
@@ -84,7 +87,7 @@ class Addon:
         if RetryMiddleware in enabled:
             settings.replace_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", RetryMiddleware, own)
         else:
-            settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", RetryMiddleware, None)
+            settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", STOCK_RETRY, None)
             settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", own, 550)
         return "retry on"
 
@@ -99,7 +102,7 @@ class Addon:
         if FeedExporter in enabled:
             settings.replace_in_component_priority_dict("EXTENSIONS", FeedExporter, own)
         else:
-            settings.setdefault_in_component_priority_dict("EXTENSIONS", FeedExporter, None)
+            settings.setdefault_in_component_priority_dict("EXTENSIONS", STOCK_FEEDS, None)
             settings.setdefault_in_component_priority_dict("EXTENSIONS", own, 0)
         return "feeds on"
 

@@ -41,7 +41,8 @@ def apply(**project: Any) -> Settings:
 
 
 def components(settings: Settings, name: str) -> list[type]:
-    return [load_object(path) for path in build_component_list(settings.get_component_priority_dict_with_base(name))]
+    merged = getattr(settings, "get_component_priority_dict_with_base", settings.getwithbase)
+    return [load_object(path) for path in build_component_list(merged(name))]
 
 
 def test_all_parts_are_put_in() -> None:

@@ -111,7 +111,7 @@ class Bench:
 
 
 @pytest.fixture(autouse=True)
-def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timers are noted, not run: nothing here waits."""
     timer = SimpleNamespace(cancel=lambda: None)
     monkeypatch.setattr("scrapy_ha.loop.call_later", lambda seconds, function: timer)
@@ -121,7 +121,6 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         asyncio.run(crawler.engine.close_spider_async(reason=reason))
 
     monkeypatch.setattr(component, "close_spider", closing)
-    yield
 
 
 @pytest.fixture
