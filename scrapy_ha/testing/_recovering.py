@@ -94,6 +94,48 @@ class Recovering(ContractBase):
         assert {one.deliveries for one in again} == {2}
 
     @driven
+    async def test_suspects_are_delivered_alone(self, make: MakeFrontier) -> None:
+        """What was in flight at two deaths comes one at a time, so that the one that kills is found;
+        what was not under suspicion comes beside it."""
+        frontier = await opened(make())
+        await frontier.offer(entries("one", "two", "three"))
+        for _ in range(2):
+            assert len(await lease(frontier, 3)) == 3
+            self.crash(frontier)
+            frontier = await opened(make())
+        await frontier.offer([entry("fresh", "another slot")])
+        assert sorted(names(await lease(frontier, 9))) == ["fresh", "one"]
+        assert await lease(frontier, 9) == []
+        assert await numbers(frontier) == (2, 0, 2, 0)
+        self.crash(frontier)
+        frontier = await opened(make())
+        suspects = []
+        while found := [one for one in await lease(frontier, 9) if one.payload != b"fresh"]:
+            suspects += found
+            await ack(frontier, *found)
+        assert [(one.payload, one.deliveries) for one in suspects] == [
+            (b"one", 4),
+            (b"two", 3),
+            (b"three", 3),
+        ]
+
+    @driven
+    async def test_suspects_of_all_workers_are_delivered_alone(self, make: MakeFrontier) -> None:
+        """While one worker has a suspect, no other worker gets one."""
+        self.need_workers()
+        first = await opened(make("a"))
+        await first.offer(entries("one", "two"))
+        for _ in range(2):
+            assert len(await lease(first, 2)) == 2
+            self.crash(first)
+            first = await opened(make("a"))
+        second = await opened(make("b"))
+        (one,) = await lease(first, 2)
+        assert await lease(second, 2) == []
+        await ack(first, one)
+        assert len(await lease(second, 2)) == 1
+
+    @driven
     async def test_poison_by_crashes(self, make: MakeFrontier, clock: FakeClock) -> None:
         """A page that kills its worker is dead after so many times; what flew along with it once is not."""
         frontier = await opened(make(max_deliveries=3))
