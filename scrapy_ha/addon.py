@@ -22,8 +22,8 @@ SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
 RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
 PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
-STOCK_RETRY = "scrapy.downloadermiddlewares.retry.RetryMiddleware"
-STOCK_FEEDS = "scrapy.extensions.feedexport.FeedExporter"
+STOCK_RETRY: Any = "scrapy.downloadermiddlewares.retry.RetryMiddleware"
+STOCK_FEEDS: Any = "scrapy.extensions.feedexport.FeedExporter"
 """As they stand in the ``*_BASE`` settings: Scrapy 2.13 does not see that a class is the same."""
 
 

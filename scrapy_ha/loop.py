@@ -86,12 +86,15 @@ class Ticker:
         self._work = work
         self._timer: Timer | None = None
         self._running: Deferred[None] | None = None
+        self._stopped = False
 
     def start(self) -> None:
+        self._stopped = False
         self._timer = call_later(self._seconds, self._fire)
 
     async def stop(self) -> None:
         """No further runs; returns when the one under way has ended."""
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -99,15 +102,15 @@ class Ticker:
             await maybe_deferred_to_future(self._running)
 
     def _fire(self) -> None:
+        self._timer = None  # Twisted refuses to cancel a timer that has fired
         self._running = spawn(self._cycle())
 
     async def _cycle(self) -> None:
-        timer = self._timer
         try:
             await self._work()
         finally:
             self._running = None
-            if self._timer is timer and timer is not None:
+            if not self._stopped:
                 self.start()
 
 

@@ -251,7 +251,8 @@ def _declare() -> Mapping[str, Setting]:
             _optional(_item_key),
             None,
             "a field, several fields (a list, or text with commas), a callable or its path, or None",
-            "What makes two items the same document. None: the item's whole content.",
+            "What makes two items the same document. None: the item's whole content. A text with a dot or a "
+            "colon is the path of a callable, which gets the item; an item without its key is set aside.",
         ),
         Setting(
             "HA_RETRY_ENABLED",

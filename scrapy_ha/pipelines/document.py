@@ -14,12 +14,11 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 from itemadapter import ItemAdapter
-from scrapy.utils.misc import load_object
 
-from scrapy_ha.errors import SettingError, Unserializable
+from scrapy_ha.errors import Unserializable
 
 KeySpec: TypeAlias = "str | list[str] | Callable[[Any], Any] | None"
-"""The parsed value of ``HA_ITEM_KEY``."""
+"""A field, several fields, a callable, or the whole content, see :func:`identify`."""
 
 MAX_DEPTH = 32
 
@@ -73,27 +72,6 @@ def _plain(value: Any, depth: int) -> Any:
     if ItemAdapter.is_item(value):
         return {name: _plain(element, depth - 1) for name, element in ItemAdapter(value).items()}
     return value
-
-
-def load_key(spec: KeySpec) -> KeySpec:
-    """*spec* with the path of a callable (a text with a dot or a colon) replaced by the callable.
-
-    Raises:
-        SettingError: There is no callable at that path.
-    """
-    if not isinstance(spec, str) or not {".", ":"} & set(spec):
-        return spec
-    try:
-        found = load_object(spec.replace(":", "."))
-    except (ImportError, NameError, ValueError) as error:
-        raise SettingError(
-            f"HA_ITEM_KEY = {spec!r} is not allowed: it is taken for the path of a callable, and {error}. "
-            f"For a field of that name write [{spec!r}]."
-        ) from error
-    if not callable(found):
-        raise SettingError(f"HA_ITEM_KEY = {spec!r} is not allowed: what is there cannot be called")
-    key: Callable[[Any], Any] = found
-    return key
 
 
 def identify(item: Any, document: dict[str, Any], spec: KeySpec) -> Any:

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from scrapy.exceptions import DropItem
 from scrapy.utils.defer import maybe_deferred_to_future
+from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.internet.defer import Deferred
 
 from scrapy_ha import settings as declared
 from scrapy_ha import stats
-from scrapy_ha.errors import HAError, StoreError, StoreFull, Unserializable
+from scrapy_ha.errors import HAError, SettingError, StoreError, StoreFull, Unserializable
 from scrapy_ha.loop import Ticker, close_spider, in_thread, spawn
 from scrapy_ha.pipelines._files import DEAD_LETTERS
 from scrapy_ha.pipelines.deadletters import ItemDeadLetters
-from scrapy_ha.pipelines.document import canonical, identify, load_key, to_document
+from scrapy_ha.pipelines.document import KeySpec, canonical, identify, to_document
 from scrapy_ha.pipelines.spool import Spool
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.serialize import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from scrapy import Request, Spider
     from scrapy.crawler import Crawler
@@ -64,7 +65,7 @@ class MongoPipeline:
         self._crawler = crawler
         self._stats: Any = crawler.stats
         self._run = run_of(crawler)
-        self._key = load_key(declared.read(settings, "HA_ITEM_KEY"))
+        self._key = _load_key(declared.read(settings, "HA_ITEM_KEY"))
         self._policy: str = declared.read(settings, "HA_FSYNC")
         self._ticker = Ticker(declared.read(settings, "HA_FSYNC_INTERVAL"), self._sync)
         self._mongo_wanted = bool(settings.get("MONGO_URI"))
@@ -243,3 +244,24 @@ class MongoPipeline:
             for done in waiting:
                 done.callback(None)
         self._syncing = False
+
+
+def _load_key(spec: KeySpec) -> KeySpec:
+    """*spec* with the path of a callable (a text with a dot or a colon) replaced by the callable.
+
+    Raises:
+        SettingError: There is no callable at that path.
+    """
+    if not isinstance(spec, str) or not {".", ":"} & set(spec):
+        return spec
+    try:
+        found = load_object(spec.replace(":", "."))
+    except (ImportError, NameError, ValueError) as error:
+        raise SettingError(
+            f"HA_ITEM_KEY = {spec!r} is not allowed: it is taken for the path of a callable, and {error}. "
+            f"For a field of that name write [{spec!r}]."
+        ) from error
+    if not callable(found):
+        raise SettingError(f"HA_ITEM_KEY = {spec!r} is not allowed: what is there cannot be called")
+    key: Callable[[Any], Any] = found
+    return key

@@ -90,6 +90,8 @@ class HAScheduler(BaseScheduler):
         self._by_id: dict[int, Page] = {}
         self._unstored_kinds: set[str] = set()
         self._in_memory = 0
+        # Start requests that cannot be stored belong to this: seeding is done when they are.
+        self._seeds = Page(Request("about:start"), "", SEED)
         self._unstored_holds = 0
         self._loads = Loads(self._capacity)
         self._wake_timer: Timer | None = None
@@ -262,7 +264,7 @@ class HAScheduler(BaseScheduler):
         try:
             payload = self._codec.encode(request)
         except Unserializable as error:
-            self._keep_in_memory(request, slot, key, parent, due, error)
+            self._keep_in_memory(request, slot, key, self._seeds if seed else parent, due, error)
             return True
         if due and parent is not None and parent.lease is not None and not parent.moved:
             parent.moved = True
@@ -404,21 +406,28 @@ class HAScheduler(BaseScheduler):
     def _complete(self, page: Page) -> None:
         if page.holds or not page.ended:
             return
+        if page is self._seeds:
+            completed(self._frontier.seeding_done())
+            self._seeding.done = True
+            return
         parent = page.parent
         if parent is not None:
             parent.holds -= 1
             self._unstored_holds -= 1
             if not page.moved:
-                parent.members.append(page)
+                if parent is self._seeds:
+                    self._end_unstored(list(page.family()))
+                else:
+                    parent.members.append(page)
             self._complete(parent)
             return
         if page.moved:
             return
         family = list(page.family())
-        keys = [member.key for member in family if member.key is not None]
         if page.lease is None:
-            self._end_unstored(family, keys)
+            self._end_unstored(family)
             return
+        keys = [member.key for member in family if member.key is not None]
         gave_up = get_state(page.request).get("gave_up")
         dead = None
         if gave_up is not None:
@@ -430,8 +439,9 @@ class HAScheduler(BaseScheduler):
         self._commits.commit([member.request for member in family], settlement, keys)
         self._unstored.keys.difference_update(keys)
 
-    def _end_unstored(self, family: list[Page], keys: list[bytes]) -> None:
-        """A request in memory that nothing waits for."""
+    def _end_unstored(self, family: list[Page]) -> None:
+        """A request in memory that no page waits for."""
+        keys = [member.key for member in family if member.key is not None]
         for member in family:
             self._run.settle(member.request)
         completed(self._frontier.settle([], seen=keys, marks=self._run.collect_marks()))
@@ -447,9 +457,9 @@ class HAScheduler(BaseScheduler):
     def _seeded(self) -> None:
         if not self._opened or self._failed:
             return  # some were refused
+        self._seeds.ended = True
         try:
-            completed(self._frontier.seeding_done())
-            self._seeding.done = True
+            self._complete(self._seeds)
         except HAError as error:
             self._fail(error)
 

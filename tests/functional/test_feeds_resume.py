@@ -145,8 +145,9 @@ def test_all_kinds_at_once(
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("option", ["-o", "-O"])
-@pytest.mark.parametrize("format_", ["jsonl", "csv", "json", "xml"])
+@pytest.mark.parametrize(
+    ("format_", "option"), [("jsonl", "-O"), ("csv", "-o"), ("json", "-O"), ("json", "-o"), ("xml", "-o")]
+)
 def test_on_the_command_line(start_site: StartSite, make_crawl: MakeCrawl, format_: str, option: str) -> None:
     """A file of an earlier crawl is appended to or wiped by the first run, and by no other."""
     name = {"jsonl": "jsonlines"}.get(format_, format_)

@@ -40,7 +40,7 @@ COMPONENTS = {"feeds", "pipelines.mongo", "retry.middleware", "scheduler"}
 """Components, module or whole folder. What else is in a feature's folder is an engine, apart from
 its ``__init__``."""
 
-LIBRARIES: dict[str, set[str]] = {}
+LIBRARIES: dict[str, set[str]] = {"pipelines.document": {"itemadapter"}}
 """Engines that import a client library of their own."""
 
 FREE = {"__init__", "addon", "commands", "testing"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -366,6 +366,30 @@ def test_unserializable_is_retried_with_its_delay(bench: Callable[..., Bench]) -
     assert again.url == "http://a.test/lambda"
     one.end(again)
     assert one.counts() == (0, 0, 0, 0)
+
+
+def test_unserializable_start_request_holds_seeding(
+    bench: Callable[..., Bench], crash: Callable[..., Bench]
+) -> None:
+    """Start requests are complete only when those in memory are done: a kill loses none."""
+
+    async def start() -> AsyncIterator[Request]:
+        yield Request("http://a.test/lambda", callback=lambda response: None)
+
+    async def produce(one: Bench) -> None:
+        async for request in one.scheduler._seeding.produce(start()):
+            one.enqueue(request)
+
+    one = bench()
+    completed(produce(one))
+    child = one.next()
+    assert child is not None
+    two = crash(one)
+    assert not two.scheduler._seeding.done
+    one.end(child)
+    three = crash(one, "later")
+    assert three.scheduler._seeding.done
+    assert not three.enqueue(Request("http://a.test/lambda"))
 
 
 def test_bad_record_is_set_aside(bench: Callable[..., Bench]) -> None:

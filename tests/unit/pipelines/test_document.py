@@ -20,13 +20,12 @@ import scrapy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrapy_ha.errors import SettingError, Unserializable
+from scrapy_ha.errors import Unserializable
 from scrapy_ha.pipelines.document import (
     MAX_DEPTH,
     canonical,
     content_hash,
     identify,
-    load_key,
     to_document,
 )
 
@@ -284,13 +283,3 @@ def test_a_missing_key_is_refused_never_none(spec: Any) -> None:
     with pytest.raises(Unserializable) as refused:
         identify(item, to_document(item), spec)
     assert refused.value.kind in {"key:missing", "key:callable"}
-
-
-def test_the_path_of_a_callable() -> None:
-    assert load_key("os.path.basename") is __import__("os").path.basename
-    assert load_key("os.path:basename") is __import__("os").path.basename
-    assert load_key("name") == "name"
-    assert load_key(["a.b"]) == ["a.b"]
-    for path in ("no.such.module", "os.path.nothing", "os.name"):
-        with pytest.raises(SettingError, match="HA_ITEM_KEY"):
-            load_key(path)

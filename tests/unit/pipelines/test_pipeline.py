@@ -252,8 +252,16 @@ def test_a_second_crawl_on_the_directory_is_refused(tmp_path: Path, caplog: pyte
     assert f"pid {os.getpid()}" in error
 
 
+def test_the_path_of_a_callable(tmp_path: Path) -> None:
+    """With dots, or a colon before the name; a field whose name has a dot is given in a list."""
+    for n, key in enumerate(("os.path.basename", "os.path:basename", ["a.b"])):
+        with opened(crawler_of(tmp_path / str(n), HA_ITEM_KEY=key)) as pipeline:
+            process(pipeline, Path("x/a") if n < 2 else {"a.b": "a"})
+    assert [record["id"] for record in stored(tmp_path / "2")] == ["a"]
+
+
 def test_a_bad_key_fails_at_the_start(tmp_path: Path) -> None:
-    for value in ("no.such.callable", 7, ["a", 7]):
+    for value in ("no.such.callable", "os.path.nothing", "os.name", 7, ["a", 7]):
         with pytest.raises(SettingError, match="HA_ITEM_KEY"):
             MongoPipeline.from_crawler(crawler_of(tmp_path, HA_ITEM_KEY=value))
 
