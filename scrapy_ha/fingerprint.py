@@ -104,6 +104,11 @@ def host_of(url: str) -> str:
         return ""
 
 
+def is_canonical(url: str) -> bool:
+    """Whether *url* certainly needs no escaping; ``False`` when it is not plain to see."""
+    return _CANONICAL.fullmatch(url) is not None
+
+
 def _short_digest(url: str) -> bytes | None:
     """Scrapy's fingerprint of a GET request of *url*, if that is certain to be canonical."""
     url, _, _ = url.partition("#")

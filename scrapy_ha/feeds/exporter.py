@@ -218,7 +218,7 @@ class HAFeedExporter(FeedExporter):
         slot.file.unmute()
         formats.go_on(slot.exporter, mark.items, mark.fields)
         slot.file.closing = formats.closing(slot.exporter)
-        slot.file.settle()
+        slot.file.write_out()
 
     def _mark(self, key: str) -> Mark | None:
         stored = self._run.marks.get(key)

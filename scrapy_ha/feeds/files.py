@@ -9,13 +9,11 @@ import itertools
 import logging
 import os
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from scrapy_ha.errors import StoreError, StoreFull
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
     from scrapy_ha.feeds.journal import Journal
 
 logger = logging.getLogger(__name__)
@@ -29,7 +27,7 @@ LONGEST_LINE = 1 << 20
 
 
 class FeedFile(io.BufferedIOBase):
-    """What an exporter writes to. Nothing reaches *raw* before :meth:`settle`, or :data:`BUFFER`.
+    """What an exporter writes to. Nothing reaches *raw* before :meth:`write_out`, or :data:`BUFFER`.
 
     After everything that is written come the *closing* bytes of the format (``]``), to be
     overwritten by what comes next: the file is valid whenever a page has ended, killed or not.
@@ -73,7 +71,7 @@ class FeedFile(io.BufferedIOBase):
     def fileno(self) -> int:
         return self._fd
 
-    def write(self, data: Buffer, /) -> int:
+    def write(self, data: Any, /) -> int:
         if self.closed:
             raise ValueError("write to closed file")
         size = memoryview(data).nbytes
@@ -86,7 +84,7 @@ class FeedFile(io.BufferedIOBase):
     def unmute(self) -> None:
         self._muted = False
 
-    def settle(self) -> None:
+    def write_out(self) -> None:
         """Hand everything to the operating system.
 
         Raises:
@@ -94,10 +92,11 @@ class FeedFile(io.BufferedIOBase):
         """
         if self.error is not None:
             raise self.error
-        if self.closed:
-            return
-        if self._buffer or (self.closing and not self._closing_written):
+        if not self.closed and (self._buffer or (self.closing and not self._closing_written)):
             self._write_out()
+
+    def settle(self) -> None:
+        """What was written stands."""
         self.position, self.last = self._end, self._written_last
 
     def roll_back(self) -> None:
@@ -190,13 +189,15 @@ class FeedFiles:
             raise self.error
         try:
             for file in self._files:
-                file.settle()
-                if file.unsynced:
-                    file.unsynced = False
-                    self._unsynced.add(os.path.abspath(file.name))
+                file.write_out()
         except StoreError as error:
             self.fail(error)
             raise
+        for file in self._files:
+            file.settle()
+            if file.unsynced:
+                file.unsynced = False
+                self._unsynced.add(os.path.abspath(file.name))
         self._files = [file for file in self._files if not file.closed]
 
     def fail(self, error: StoreError) -> None:

@@ -38,7 +38,7 @@ class Database:
 
     def open(self) -> None:
         self._db = self._directory.open()
-        self.get = self._db.get
+        self._get = self._db.get
         self.iterator = self._db.iterator
         self.raw_iterator = self._db.raw_iterator
         self.batch = self._db.write_batch
@@ -47,6 +47,13 @@ class Database:
         self._db = None
         self._directory.close()
 
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._get(key)
+        except (plyvel.Error, OSError) as error:
+            raise self._translation(error, "read", fatal=True) from error
+        return value
+
     def write(self, batch: Any) -> None:
         """Write *batch* in one step: it survives ``kill -9``.
 
@@ -54,8 +61,12 @@ class Database:
             StoreFull: There is no space. The store takes no more writes.
             StoreError: Any other failure, or an earlier one. The store takes no more writes.
         """
-        with self.translated("write"):
+        if self._failure is not None:
+            raise StoreError(self._failure)
+        try:  # not the context manager below, which costs as much as a write
             batch.write()
+        except (plyvel.Error, OSError) as error:
+            raise self._translation(error, "write", fatal=True) from error
 
     def fsync(self) -> None:
         """Make everything written survive a power cut. In any thread."""
@@ -77,14 +88,15 @@ class Database:
         try:
             yield
         except (plyvel.Error, OSError) as error:
-            said = text_of(error)
-            if isinstance(error, plyvel.CorruptionError):
-                raise self.damaged(said) from error
-            text = f"{self._directory.path}: {doing} failed: {said}"
-            if fatal:
-                self._failure = text
-            if getattr(error, "errno", None) in _NO_SPACE or any(sign in said for sign in _NO_SPACE_TEXTS):
-                raise StoreFull(
-                    f"{text}; free some space and start the crawl again, nothing is lost"
-                ) from error
-            raise StoreError(text) from error
+            raise self._translation(error, doing, fatal) from error
+
+    def _translation(self, error: Exception, doing: str, fatal: bool) -> StoreError:
+        said = text_of(error)
+        if isinstance(error, plyvel.CorruptionError):
+            return self.damaged(said)
+        text = f"{self._directory.path}: {doing} failed: {said}"
+        if fatal:
+            self._failure = text
+        if getattr(error, "errno", None) in _NO_SPACE or any(sign in said for sign in _NO_SPACE_TEXTS):
+            return StoreFull(f"{text}; free some space and start the crawl again, nothing is lost")
+        return StoreError(text)

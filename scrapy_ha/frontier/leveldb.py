@@ -166,6 +166,10 @@ class LevelDBFrontier:
     async def lease(
         self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float
     ) -> list[Lease]:
+        with self._db.translated("read"):
+            return self._lease(limit, busy, full, ttl)
+
+    def _lease(self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float) -> list[Lease]:
         now = self.clock.time()
         self._find_more(now)
         taken: list[_Held] = []

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from scrapy.exceptions import DropItem
-from scrapy.utils.defer import maybe_deferred_to_future
+from scrapy.utils import defer
 from scrapy.utils.misc import load_object
 from scrapy.utils.python import global_object_name
 from twisted.internet.defer import Deferred
@@ -24,7 +24,7 @@ from scrapy_ha.run import current_page, run_of
 from scrapy_ha.serialize import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from scrapy import Request, Spider
     from scrapy.crawler import Crawler
@@ -123,7 +123,12 @@ class MongoPipeline:
             raise DropItem(f"Not stored: {self._failure}")
         return item
 
-    async def close_spider(self, spider: Spider | None = None) -> None:
+    def close_spider(self, spider: Spider | None = None) -> Awaitable[None]:
+        closing = self._close()
+        # Scrapy 2.13 waits for a Deferred only; later releases warn of one.
+        return closing if hasattr(defer, "ensure_awaitable") else spawn(closing)
+
+    async def _close(self) -> None:
         if self._spool is None:
             return
         await self._ticker.stop()
@@ -235,7 +240,7 @@ class MongoPipeline:
         if not self._syncing:
             self._syncing = True
             spawn(self._rounds())
-        await maybe_deferred_to_future(done)
+        await defer.maybe_deferred_to_future(done)
 
     async def _rounds(self) -> None:
         while self._unsynced:

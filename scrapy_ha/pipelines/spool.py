@@ -171,6 +171,7 @@ class Spool:
         self._sealed_size = sum(segment.stat().st_size for segment in segments[:-1])
         resumed = recover(segments[-1], recovery) if segments else None
         if resumed is None:
+            self._touch(self.path.parent)  # which may have got this directory just now
             self._start_segment()
         else:
             self._mark, self._size = resumed

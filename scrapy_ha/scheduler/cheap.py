@@ -8,7 +8,7 @@ from typing import Any
 class Tally:
     """Counts on their way to Scrapy's stats, whose ``inc_value`` costs as much as a look-up.
 
-    They arrive there with :meth:`flush`, which the scheduler calls at the end of every page.
+    They arrive there with :meth:`flush`, which the scheduler calls at the end of every few pages.
     """
 
     def __init__(self, stats: Any) -> None:
@@ -31,7 +31,7 @@ class RecentKeys:
     Two generations: when the young one is full it becomes the old one.
     """
 
-    def __init__(self, size: int = 32768) -> None:
+    def __init__(self, size: int = 65536) -> None:
         self._size = size
         self._young: set[bytes] = set()
         self._old: set[bytes] = set()

@@ -44,6 +44,8 @@ FRONTIERS = {
     "leveldb": "scrapy_ha.frontier.leveldb.LevelDBFrontier",
 }
 """Class of the frontier by ``HA_FRONTIER``; its client library is imported only when it is used."""
+FLUSH_EVERY = 16
+"""Pages after which counts go to the stats."""
 STALLED_AFTER = 4.0
 """Seconds without the end of a page; the engine asks for requests at least every 5 s."""
 SLOT_NAME_LIMIT = 255
@@ -86,6 +88,7 @@ class HAScheduler(BaseScheduler):
         limit = declared.read(settings, "HA_MAX_IN_FLIGHT")
         self._in_flight_limit = settings.getint("CONCURRENT_REQUESTS") if limit is None else limit
         self._last_end = 0.0
+        self._ends = 0
         self._pages: dict[Request, Page] = {}
         self._by_id: dict[int, Page] = {}
         self._unstored_kinds: set[str] = set()
@@ -211,8 +214,16 @@ class HAScheduler(BaseScheduler):
             self._tally.add("ha/scheduler/refused")
             return False
         key = self._duplicates.key_of(request)
-        if key is not None and self._duplicates.drops(request, key):
+        try:
+            if key is not None and self._duplicates.drops(request, key):
+                return False
+            return self._accept(request, key)
+        except HAError as error:
+            self._fail(error)
             return False
+
+    def _accept(self, request: Request, key: bytes | None) -> bool:
+        """Store *request*, which is no duplicate, with the state that is its own."""
         page = current_page.get()
         parent = self._pages.get(page) if page is not None else None
         seed = self._seeding.is_seed(request)
@@ -222,11 +233,7 @@ class HAScheduler(BaseScheduler):
         elif not seed:
             parent = self._by_id.get(get_state(request).get("id", 0))
             due = adopt(request, parent is not None)
-        try:
-            return self._store(request, key, parent, seed, due)
-        except HAError as error:
-            self._fail(error)
-            return False
+        return self._store(request, key, parent, seed, due)
 
     def next_request(self) -> Request | None:
         # The engine may call from the context of a page; what it starts now is no part of that.
@@ -393,13 +400,15 @@ class HAScheduler(BaseScheduler):
         if page is None:
             return
         self._last_end = self._clock.time()
+        self._ends += 1
+        if not self._pages or not self._ends % FLUSH_EVERY:
+            self._tally.flush()
         if page.loading:
             self._loads.vacate(page.slot)
         self._by_id.pop(page.id, None)
         page.ended = True
         try:
             self._complete(page)
-            self._tally.flush()
         except Exception as error:
             self._fail(error)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from functional.harness import SIGKILLED, Crawl, MakeCrawl, StartSite
+from scrapy import version_info
 
 from scrapy_ha.pipelines.spool import Spool
 
@@ -53,6 +54,10 @@ def export(crawl: Crawl, *arguments: str, status: int = 0) -> str:
     ended = scrapy("ha", "spool", "export", *arguments, cwd=crawl.directory)
     assert ended.returncode == status, ended.stderr
     return ended.stdout + ended.stderr
+
+
+def without_feed(crawl: Crawl) -> None:
+    crawl.command = [part for part in crawl.command if part not in ("-o", "items.jsonl")]
 
 
 def lines(file: Path) -> list[dict[str, object]]:
@@ -108,6 +113,7 @@ def test_with_another_scheduler(make_crawl: MakeCrawl, fsync: str, reactor: bool
         )
     )
     crawl = make_crawl(source, settings=settings, activated=False)
+    without_feed(crawl)
     assert crawl.run().status == SIGKILLED
     export(crawl, "killed.jsonl")
     assert len(lines(crawl.directory / "killed.jsonl")) >= 10
@@ -134,7 +140,7 @@ def test_disk_full_closes_the_crawl_with_its_reason(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     class Limit:
-        def process_item(self, item):
+        def process_item(self, item, spider=None):
             if item["part"] == 3 and item["page"] == "20" and first_time("full"):
                 _files.write = full
             return item
@@ -143,13 +149,11 @@ def test_disk_full_closes_the_crawl_with_its_reason(
         limit + SPIDER,
         settings={
             "ITEM_PIPELINES": {"project.main.Limit": 1, "scrapy_ha.pipelines.MongoPipeline": 900},
-            "HA_FEEDS_ENABLED": False,
-            "FEED_EXPORT_BATCH_ITEM_COUNT": 0,
         },
         arguments=[f"-asite={site.url}"],
         activated=activated,
     )
-    crawl.command = [part for part in crawl.command if part not in ("-o", "items.jsonl")]
+    without_feed(crawl)
     full = crawl.run()
     assert full.reason == "disk_full", full.log[-3000:]
     (error,) = full.lines("ERROR")
@@ -172,7 +176,8 @@ def test_a_second_crawl_is_refused(make_crawl: MakeCrawl) -> None:
     second = scrapy("crawl", "s", cwd=crawl.directory)
     (crawl.directory / "go").touch()
     assert f"ha/spool is in use by another process: pid {first.pid} on host" in second.stderr
-    assert second.returncode > 0
+    if version_info >= (2, 14):  # Scrapy 2.13 ends well when a pipeline cannot be opened
+        assert second.returncode > 0
     assert crawl.end(first).reason == "finished"
     export(crawl, "all.jsonl")
     assert len(lines(crawl.directory / "all.jsonl")) == 20

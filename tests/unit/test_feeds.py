@@ -630,6 +630,22 @@ async def test_subclasses_of_the_projects_exporters_and_storages(tmp_path: Path)
     assert worker.crawler.stats.get_value("feedexport/success_count/Storing") == 1
 
 
+@with_loop
+async def test_encodings_with_a_bom(tmp_path: Path) -> None:
+    """The mark of the byte order stands at the beginning of the file, and nowhere else."""
+    xml, csv_ = tmp_path / "out.xml", tmp_path / "out.csv"
+    store = Store()
+    feeds = {path: {"format": path.suffix[1:], "encoding": "utf-16"} for path in (xml, csv_)}
+    for n in range(3):
+        worker = Worker(tmp_path, feeds, store)
+        worker.page(item(n))
+        assert [int(one[0].text or "") for one in ET.fromstring(xml.read_bytes())] == list(range(n + 1))
+        worker.kill()
+    text = csv_.read_bytes().decode("utf-16")
+    assert "\ufeff" not in text
+    assert [row["n"] for row in csv.DictReader(io.StringIO(text, newline=""))] == ["0", "1", "2"]
+
+
 # Not covered
 
 
@@ -725,9 +741,11 @@ async def test_batches_elsewhere_go_on_counting(tmp_path: Path, caplog: pytest.L
 async def test_standard_output(tmp_path: Path, caplog: pytest.LogCaptureFixture, capfdbinary: Any) -> None:
     """It gets what a page gave when the page is done."""
     worker = Worker(tmp_path, {"stdout:": {"format": "jsonlines"}}, Store())
-    worker.page({"n": 1})
     assert "standard output cannot be taken back" in caplog.text
-    worker.page({"n": 2})
+    page = worker.start_page({"n": 1})
+    assert capfdbinary.readouterr().out == b""
+    worker.settle(page)
+    assert capfdbinary.readouterr().out == b'{"n": 1}\n'
 
 
 @with_loop
@@ -779,6 +797,24 @@ async def test_no_space(tmp_path: Path, format_: str) -> None:
     worker = Worker(tmp_path, {path: {"format": format_}}, store)
     worker.page(item(2))
     assert read(path, format_) == [1, 2]
+
+
+@with_loop
+async def test_no_space_in_one_of_two_feeds(tmp_path: Path) -> None:
+    """What cannot be in all feeds of a page is cut back in all, and no later page is written to any."""
+    feeds = {tmp_path / "small": {"format": "csv"}, tmp_path / "large": {"format": "xml"}}
+    worker = Worker(tmp_path, {**feeds, "/dev/null": {"format": "json"}}, Store())
+    worker.page(item(1))
+    before = [path.read_bytes() for path in feeds]
+    page, later = worker.start_page(item(2)), worker.start_page(item(3))
+    with no_space(len(before[1]) + 10), pytest.raises(StoreFull):
+        worker.settle(page)
+    with pytest.raises(StoreFull):
+        worker.settle(later)
+    worker.give(item(4))
+    await worker.close()
+    assert [path.read_bytes() for path in feeds] == before
+    assert [slot.itemcount for slot in worker.exporter.slots if slot.uri == "/dev/null"] == [2]
 
 
 @with_loop

@@ -29,14 +29,22 @@ ROOT = {
     "lifecycle": {"run"},
     "loop": set[str](),
     "run": set[str](),
-    "serialize": {"_values"},
+    "serialize": {"_values", "fingerprint"},
     "settings": set[str](),
     "state": set[str](),
     "stats": set[str](),
 }
 """The other root modules, with those of them that they lean on; few, and none in a circle."""
 
-COMPONENTS = {"feeds", "pipelines.mongo", "retry.middleware", "scheduler"}
+COMPONENTS = {
+    "feeds.exporter",
+    "feeds.formats",
+    "feeds.snapshot",
+    "feeds.storage",
+    "pipelines.mongo",
+    "retry.middleware",
+    "scheduler",
+}
 """Components, module or whole folder. What else is in a feature's folder is an engine, apart from
 its ``__init__``."""
 

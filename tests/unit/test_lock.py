@@ -71,9 +71,14 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path: Path) -> None:
     one = DirectoryLock(tmp_path)
     one.acquire()
     child = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, close_fds=False
+        [sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.read()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        close_fds=False,
     )
     try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"up\n"
         one.release()
         two = DirectoryLock(tmp_path)
         two.acquire()

@@ -16,7 +16,8 @@ import pytest
 import scrapy
 from scrapy.crawler import Crawler
 from scrapy.exceptions import DropItem
-from scrapy.utils.test import get_crawler
+from scrapy.settings import Settings
+from scrapy.statscollectors import MemoryStatsCollector
 
 from scrapy_ha.errors import HAError, SettingError, StoreFull, StoreLocked
 from scrapy_ha.loop import completed
@@ -41,10 +42,15 @@ class Product(scrapy.Item):
     file = scrapy.Field()
 
 
+class ItemSpider(scrapy.Spider):
+    name = "s"
+
+
 def crawler_of(path: Path, **settings: Any) -> Crawler:
     # Without fsync nothing needs a running loop.
-    crawler = get_crawler(scrapy.Spider, {"HA_DIR": str(path), "HA_FSYNC": "never", **settings})
-    crawler.spider = crawler._create_spider("s")
+    crawler = Crawler(ItemSpider, Settings({"HA_DIR": str(path), "HA_FSYNC": "never", **settings}))
+    crawler.stats = MemoryStatsCollector(crawler)
+    crawler.spider = ItemSpider.from_crawler(crawler)
     return crawler
 
 
@@ -55,7 +61,7 @@ def opened(crawler: Crawler) -> Iterator[MongoPipeline]:
     try:
         yield pipeline
     finally:
-        completed(pipeline.close_spider())
+        completed(pipeline._close())
 
 
 def process(pipeline: MongoPipeline, item: Any) -> Any:
@@ -247,7 +253,7 @@ def test_a_second_crawl_on_the_directory_is_refused(tmp_path: Path, caplog: pyte
         second = MongoPipeline.from_crawler(crawler_of(tmp_path))
         with pytest.raises(StoreLocked):
             second.open_spider()
-        completed(second.close_spider())
+        completed(second._close())
     (error,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert f"pid {os.getpid()}" in error
 

@@ -583,7 +583,7 @@ def test_fsync_covers_every_file_written_since_the_last(
         spool.fsync()
         names = [segment.name for segment in _files.list_segments(tmp_path / "spool")]
         assert len(names) > 2
-        assert sorted(synced) == sorted(["spool", *names])
+        assert sorted(synced) == sorted([tmp_path.name, "spool", *names])
         synced.clear()
         spool.fsync()
         assert synced == []
