@@ -205,8 +205,11 @@ class Frontier(Protocol):
         children: Sequence[Entry] = (),
         seen: Sequence[bytes] = (),
         marks: Mapping[str, bytes] | None = None,
+        seeded: bool = False,
     ) -> list[bool]:
         """End leases, store children, mark keys seen and keep marks, all in one step (I3).
+
+        With *seeded*, all start requests are stored, and their identities are no longer needed.
 
         Returns:
             For each settlement whether it was accepted. A lease that expired and was taken
@@ -230,9 +233,6 @@ class Frontier(Protocol):
         """When the earliest delayed request is due; ``None`` without one."""
 
     async def counts(self) -> Counts: ...
-
-    async def seeding_done(self) -> None:
-        """All start requests are stored; their identities are no longer needed."""
 
     async def finish(self) -> None:
         """The crawl that this worker opened is complete.

@@ -212,6 +212,7 @@ class LevelDBFrontier:
         children: Sequence[Entry] = (),
         seen: Sequence[bytes] = (),
         marks: Mapping[str, bytes] | None = None,
+        seeded: bool = False,
     ) -> list[bool]:
         batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
@@ -235,7 +236,8 @@ class LevelDBFrontier:
                 ended.add(lease.id)
                 accepted.append((settlement, held))
                 self._end(batch, settlement, held)
-        self._state.started |= bool(placed or seen or marks)
+        self._state.started |= bool(placed or seen or marks or seeded)
+        self._state.seeded |= seeded
         self._write(batch)
         self._place(placed)
         for settlement, held in accepted:
@@ -289,10 +291,6 @@ class LevelDBFrontier:
     async def counts(self) -> Counts:
         state, leased = self._state, len(self._leases)
         return Counts(state.queued - leased, state.delayed, leased, state.dead)
-
-    async def seeding_done(self) -> None:
-        self._state.seeded = self._state.started = True
-        self._write(self._db.batch())
 
     async def finish(self) -> None:
         self._state.finished = True

@@ -133,10 +133,6 @@ class MemoryFrontier:
         marks = store.marks.get(self._worker, {})
         return Opened(resumed, store.seeded, reclaimed, poisoned, dict(marks))
 
-    async def seeding_done(self) -> None:
-        self._store.begun = self._store.seeded = True
-        self._store.children.pop(SEED, None)
-
     async def finish(self) -> None:
         # A worker that is late must not end the crawl that came after its own.
         if self._crawl == self._store.crawl:
@@ -208,12 +204,16 @@ class MemoryFrontier:
         children: Sequence[Entry] = (),
         seen: Sequence[bytes] = (),
         marks: Mapping[str, bytes] | None = None,
+        seeded: bool = False,
     ) -> list[bool]:
         store = self._store
         await self.offer(children)
         store.seen.update(seen)
         store.marks.setdefault(self._worker, {}).update(marks or {})
-        store.begun = store.begun or bool(seen or marks)
+        store.begun = store.begun or bool(seen or marks or seeded)
+        if seeded:
+            store.seeded = True
+            store.children.pop(SEED, None)
         verdicts = []
         for settlement in settlements:
             lease = settlement.lease

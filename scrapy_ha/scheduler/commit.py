@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from scrapy.utils.defer import maybe_deferred_to_future
 
@@ -16,8 +17,20 @@ if TYPE_CHECKING:
     from scrapy_ha.run import Run
     from scrapy_ha.typing import Frontier, Settlement
 
-Commit: TypeAlias = "tuple[Sequence[Request], Settlement, Sequence[bytes]]"
-"""Pages to settle first, the end of the lease, and keys to mark seen with it."""
+
+@dataclass(slots=True)
+class Commit:
+    """One page that is done, with what is done with it."""
+
+    pages: Sequence[Request]
+    """To be settled first."""
+    settlement: Settlement | None = None
+    """The end of its lease, if it has one."""
+    seen: Sequence[bytes] = ()
+    """Keys to be marked seen in the same step."""
+    seeded: bool = False
+    """It is the last of the start requests."""
+
 
 MAINTAIN_EVERY = 10.0
 """Seconds between two housekeeping calls of the frontier."""
@@ -50,6 +63,7 @@ class Commits:
         self._policy = policy
         self._failed = failed
         self._waiting: list[Commit] = []
+        self._broken = False
         self._round: Deferred[None] | None = None
         self._dirty = False
         self._tickers = [Ticker(MAINTAIN_EVERY, self._maintain)]
@@ -64,9 +78,11 @@ class Commits:
         """Something was stored that the next fsync has to cover."""
         self._dirty = True
 
-    def commit(self, pages: Sequence[Request], settlement: Settlement, seen: Sequence[bytes]) -> None:
-        """End one lease once everything that *pages* gave is durable."""
-        self._waiting.append((pages, settlement, seen))
+    def commit(self, commit: Commit) -> None:
+        """Write *commit* once everything that its pages gave is durable."""
+        if self._broken:
+            return
+        self._waiting.append(commit)
         if self._policy != "always":
             self._write(self._settle())
         elif self._round is None:
@@ -85,31 +101,37 @@ class Commits:
         """Have what the waiting pages gave written; those for which that worked."""
         waiting, self._waiting = self._waiting, []
         settled = []
-        for one in waiting:
+        for commit in waiting:
             try:
-                for page in one[0]:
+                for page in commit.pages:
                     self._run.settle(page)
             except Exception as error:  # a Durable of any kind; the page stays leased
-                self._failed(error)
-            else:
-                settled.append(one)
+                self._break(error)
+                break
+            settled.append(commit)
         return settled
 
     def _write(self, settled: list[Commit]) -> None:
-        if not settled:
+        if not settled or self._broken:
             return
         try:
             completed(
                 self._frontier.settle(
-                    [settlement for _, settlement, _ in settled],
-                    seen=[key for _, _, seen in settled for key in seen],
+                    [commit.settlement for commit in settled if commit.settlement is not None],
+                    seen=[key for commit in settled for key in commit.seen],
                     marks=self._run.collect_marks(),
+                    seeded=any(commit.seeded for commit in settled),
                 )
             )
         except Exception as error:
-            self._failed(error)
+            self._break(error)
         else:
             self._dirty = True
+
+    def _break(self, error: Exception) -> None:
+        """Nothing more is acknowledged: a later mark would cover what this page gave in part."""
+        self._broken = True
+        self._failed(error)
 
     async def _rounds(self) -> None:
         try:
@@ -119,7 +141,7 @@ class Commits:
                 self._write(settled)
                 await in_thread(lambda: completed(self._frontier.sync()))
         except Exception as error:
-            self._failed(error)
+            self._break(error)
         finally:
             self._round = None
 

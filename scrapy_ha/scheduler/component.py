@@ -21,7 +21,7 @@ from scrapy_ha.lifecycle import Lifecycle
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.scheduler.cheap import Tally
-from scrapy_ha.scheduler.commit import Commits
+from scrapy_ha.scheduler.commit import Commit, Commits
 from scrapy_ha.scheduler.duplicates import Duplicates
 from scrapy_ha.scheduler.identity import adopt, inherit
 from scrapy_ha.scheduler.pages import Loads, Page
@@ -82,6 +82,7 @@ class HAScheduler(BaseScheduler):
             declared.read(settings, "HA_SEED_ONCE"),
             declared.read(settings, "HA_SEED_LIMIT"),
             self._waiting,
+            self._start_item,
             self._seeded,
         )
         self._hold_parent: bool = declared.read(settings, "HA_HOLD_PARENT")
@@ -132,7 +133,7 @@ class HAScheduler(BaseScheduler):
         )
         self._lifecycle = Lifecycle(self.crawler, self._ended)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
-        self._run.tracks = self._pages.__contains__
+        self._run.tracks = lambda page: page in self._pages or page is self._seeds.request
         self._commits = Commits(
             frontier,
             self._run,
@@ -416,8 +417,8 @@ class HAScheduler(BaseScheduler):
         if page.holds or not page.ended:
             return
         if page is self._seeds:
-            completed(self._frontier.seeding_done())
             self._seeding.done = True
+            self._commits.commit(Commit([page.request], seeded=True))
             return
         parent = page.parent
         if parent is not None:
@@ -445,16 +446,13 @@ class HAScheduler(BaseScheduler):
             )
             self._tally.add("ha/scheduler/given_up")
         settlement = Settlement(page.lease, dead=dead)
-        self._commits.commit([member.request for member in family], settlement, keys)
+        self._commits.commit(Commit([member.request for member in family], settlement, keys))
         self._unstored.keys.difference_update(keys)
 
     def _end_unstored(self, family: list[Page]) -> None:
         """A request in memory that no page waits for."""
         keys = [member.key for member in family if member.key is not None]
-        for member in family:
-            self._run.settle(member.request)
-        completed(self._frontier.settle([], seen=keys, marks=self._run.collect_marks()))
-        self._commits.touch()
+        self._commits.commit(Commit([member.request for member in family], seen=keys))
         self._unstored.keys.difference_update(keys)
 
     # Start requests
@@ -462,6 +460,19 @@ class HAScheduler(BaseScheduler):
     def _waiting(self) -> int:
         counts = completed(self._frontier.counts())
         return counts.ready + counts.delayed + len(self._unstored)
+
+    def _start_item(self) -> None:
+        """A start item is on its way to the pipelines: it belongs to no page but to the seeds."""
+        if not self._seeds.holds:
+            for signal in (signals.item_scraped, signals.item_dropped, signals.item_error):
+                self.crawler.signals.connect(self._item_ended, signal)
+        self._seeds.holds += 1
+        current_page.set(self._seeds.request)
+
+    def _item_ended(self) -> None:
+        if current_page.get() is self._seeds.request:
+            self._seeds.holds -= 1
+            self._complete(self._seeds)
 
     def _seeded(self) -> None:
         if not self._opened or self._failed:

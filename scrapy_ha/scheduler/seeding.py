@@ -10,6 +10,7 @@ from scrapy.utils.defer import maybe_deferred_to_future
 from twisted.internet.defer import Deferred
 
 from scrapy_ha.loop import call_later, sleep
+from scrapy_ha.run import current_page
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Opened
@@ -26,16 +27,23 @@ class Seeding:
         once: Whether they are produced once per crawl, or at every start.
         limit: How many requests may wait.
         waiting: How many do.
+        item: Called before each start item is handed on.
         complete: Called when all have been produced.
     """
 
     def __init__(
-        self, once: bool, limit: int, waiting: Callable[[], int], complete: Callable[[], None]
+        self,
+        once: bool,
+        limit: int,
+        waiting: Callable[[], int],
+        item: Callable[[], None],
+        complete: Callable[[], None],
     ) -> None:
         self.once = once
         self.done = False
         self._limit = limit
         self._waiting = waiting
+        self._item = item
         self._complete = complete
         self._current: Request | None = None
         self._room: Deferred[None] | None = None
@@ -58,8 +66,13 @@ class Seeding:
             count += 1
             if not count % BREATH:
                 await sleep(0)
-            self._current = one if isinstance(one, Request) else None
+            if isinstance(one, Request):
+                self._current = one
+            else:
+                self._current = None
+                self._item()
             yield one
+            current_page.set(None)
         self._current = None
         self._complete()
 

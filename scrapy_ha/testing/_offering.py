@@ -432,7 +432,7 @@ class Offering(ContractBase):
         found = await frontier.open()
         assert (found.resumed, found.seeded) == (True, False)
         assert await frontier.offer(seeds) == [False, False, True]
-        await frontier.seeding_done()
+        await frontier.settle([], seeded=True)
         self.crash(frontier)
         frontier = make()
         found = await frontier.open()

@@ -213,7 +213,7 @@ class Recovering(ContractBase):
         """Keys, seeding and marks of the last crawl are gone, its dead stay and can be replayed."""
         frontier = await opened(make())
         await frontier.offer(keyed("x", "dead"))
-        await frontier.seeding_done()
+        await frontier.settle([], seeded=True)
         done, dead = await lease(frontier, 2)
         await bury(frontier, dead)
         await frontier.settle([Settlement(done)], seen=[b"y"], marks={"m": b"1"})
@@ -282,7 +282,7 @@ class Recovering(ContractBase):
     async def test_seeding_over_crashes(self, make: MakeFrontier) -> None:
         """That seeding is complete is remembered, even if nothing came of it."""
         frontier = await opened(make())
-        await frontier.seeding_done()
+        await frontier.settle([], seeded=True)
         self.crash(frontier)
         found = await make().open()
         assert (found.resumed, found.seeded) == (True, True)
@@ -418,7 +418,7 @@ class Recovering(ContractBase):
         assert await a.offer(seeds[:2]) == [True, True]
         self.crash(a)
         assert await b.offer(seeds) == [False, False, True]
-        await b.seeding_done()
+        await b.settle([], seeded=True)
         found = await make("a").open()
         assert (found.resumed, found.seeded) == (True, True)
 

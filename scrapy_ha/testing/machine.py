@@ -315,7 +315,7 @@ class FrontierMachine(RuleBasedStateMachine):
     @rule(number=workers)
     def seeding_done(self, number: int) -> None:
         _, frontier = self._worker(number)
-        self.drive(frontier.seeding_done())
+        self.drive(frontier.settle([], seeded=True))
         self.model.begun = self.model.seeded = True
         self.model.seeds.clear()
 

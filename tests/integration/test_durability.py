@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import scrapy
 
-SCRIPT = '''
+SCRIPT = """
 import json, os, resource, signal, sys
 
 options = json.loads(sys.argv[1])
@@ -56,7 +56,7 @@ process.crawl(crawler)
 process.start()
 stats = crawler.stats.get_stats()
 print(json.dumps({"most": most, "reason": stats.get("finish_reason"), "stats": stats}, default=str))
-'''
+"""
 
 
 def crawl(directory: Path, **options: Any) -> tuple[int, dict[str, Any], str]:
@@ -137,3 +137,48 @@ def test_start_requests_wait_for_room(tmp_path: Path) -> None:
     assert result["reason"] == "finished", log
     assert result["most"] <= 25
     assert items(tmp_path) == ONCE
+
+
+START_ITEMS = """
+import os, signal, sys
+import scrapy
+from scrapy.crawler import CrawlerProcess
+
+class Spider(scrapy.Spider):
+    name = "start"
+
+    async def start(self):
+        for number in range(20):
+            yield {"n": f"start {number}"}
+        if sys.argv[1] == "seeding":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield scrapy.Request("data:,page")
+
+    def parse(self, response):
+        if sys.argv[1] == "page":
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield {"n": "page"}
+
+process = CrawlerProcess({
+    "ADDONS": {"scrapy_ha.Addon": 500}, "HA_DIR": "ha", "TELNETCONSOLE_ENABLED": False,
+    "FEEDS": {"items.jsonl": {"format": "jsonlines"}}, "LOG_LEVEL": "INFO",
+})
+process.crawl(Spider)
+process.start()
+"""
+
+
+def test_start_items_come_once(tmp_path: Path) -> None:
+    """Items of start() are exported once, whether the kill comes during seeding or after it."""
+    for moment, status in (("seeding", -9), ("page", -9), ("never", 0)):
+        done = subprocess.run(
+            [sys.executable, "-c", START_ITEMS, moment],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+    expected = Counter({**{f"start {number}": 1 for number in range(20)}, "page": 1})
+    assert items(tmp_path) == expected

@@ -139,7 +139,7 @@ def test_retries_switched_off_in_scrapy_stay_off() -> None:
 
 
 def test_bad_value_fails_at_start() -> None:
-    with pytest.raises(SettingError, match="HA_FSYNC = 'sometimes'.*always"):
+    with pytest.raises(SettingError, match=r"HA_FSYNC = 'sometimes'.*always"):
         apply(HA_FSYNC="sometimes")
 
 
@@ -148,5 +148,6 @@ def test_one_line_says_what_is_on_and_where(caplog: pytest.LogCaptureFixture) ->
         apply(HA_DIR="some/where", HA_RETRY_ENABLED=False)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "scrapy_ha: scheduler on, retry off, feeds on, item pipeline off; requests are kept in LevelDB in some/where"
+        "scrapy_ha: scheduler on, retry off, feeds on, item pipeline off; "
+        "requests are kept in LevelDB in some/where"
     )
