@@ -22,9 +22,6 @@ SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
 RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
 PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
-STOCK_RETRY: Any = "scrapy.downloadermiddlewares.retry.RetryMiddleware"
-STOCK_FEEDS: Any = "scrapy.extensions.feedexport.FeedExporter"
-"""As they stand in the ``*_BASE`` settings: Scrapy 2.13 does not see that a class is the same."""
 
 
 class Addon:
@@ -79,32 +76,14 @@ class Addon:
     def _retry(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_RETRY_ENABLED") or not settings.getbool("RETRY_ENABLED"):
             return "retry off"
-        own = load_object(RETRY)
-        enabled = _enabled(settings, "DOWNLOADER_MIDDLEWARES")
-        for cls in enabled:
-            if issubclass(cls, RetryMiddleware) and cls is not RetryMiddleware:
-                return f"retry off (yours: {cls.__name__})"
-        if RetryMiddleware in enabled:
-            settings.replace_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", RetryMiddleware, own)
-        else:
-            settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", STOCK_RETRY, None)
-            settings.setdefault_in_component_priority_dict("DOWNLOADER_MIDDLEWARES", own, 550)
-        return "retry on"
+        yours = _take_place(settings, "DOWNLOADER_MIDDLEWARES", RetryMiddleware, RETRY, 550)
+        return f"retry off (yours: {yours.__name__})" if yours else "retry on"
 
     def _feeds(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_FEEDS_ENABLED"):
             return "feeds off"
-        own = load_object(FEEDS)
-        enabled = _enabled(settings, "EXTENSIONS")
-        for cls in enabled:
-            if issubclass(cls, FeedExporter) and cls not in (FeedExporter, own):
-                return f"feeds off (yours: {cls.__name__})"
-        if FeedExporter in enabled:
-            settings.replace_in_component_priority_dict("EXTENSIONS", FeedExporter, own)
-        else:
-            settings.setdefault_in_component_priority_dict("EXTENSIONS", STOCK_FEEDS, None)
-            settings.setdefault_in_component_priority_dict("EXTENSIONS", own, 0)
-        return "feeds on"
+        yours = _take_place(settings, "EXTENSIONS", FeedExporter, FEEDS, 0)
+        return f"feeds off (yours: {yours.__name__})" if yours else "feeds on"
 
     def _pipeline(self, settings: BaseSettings) -> str:
         if not settings.get("MONGO_URI") and not declared.read(settings, "HA_SPOOL"):
@@ -113,6 +92,22 @@ class Addon:
         return "item pipeline on"
 
 
-def _enabled(settings: BaseSettings, name: str) -> list[type[Any]]:
-    """Classes that the project itself enabled in the component setting *name*."""
-    return [load_object(path) for path, order in settings.getdict(name).items() if order is not None]
+def _take_place(settings: BaseSettings, name: str, stock: type, path: str, order: int) -> type | None:
+    """Put the component at *path* into the setting *name*, in place of Scrapy's *stock* one.
+
+    Returns:
+        The project's own subclass of *stock* that it enabled there: then nothing is done.
+    """
+    own = load_object(path)
+    enabled = [load_object(key) for key, value in settings.getdict(name).items() if value is not None]
+    for cls in enabled:
+        if isinstance(cls, type) and issubclass(cls, stock) and cls not in (stock, own):
+            return cls
+    if stock in enabled:
+        settings.replace_in_component_priority_dict(name, stock, own)
+        return None
+    # As it stands in the *_BASE setting: Scrapy 2.13 does not see that a class is the same.
+    in_base: Any = f"{stock.__module__}.{stock.__qualname__}"
+    settings.setdefault_in_component_priority_dict(name, in_base, None)
+    settings.setdefault_in_component_priority_dict(name, own, order)
+    return None
