@@ -77,6 +77,25 @@ class Database:
         """Drop what was deleted between two keys. In any thread."""
         self._db.compact_range(start=start, stop=stop)
 
+    def remove_some(self, start: bytes, stop: bytes, limit: int) -> bool:
+        """Delete up to *limit* keys of a range, and compact it after the last; whether there were any.
+
+        In any thread.
+        """
+        batch = self.batch()
+        removed = 0
+        with self.iterator(start=start, stop=stop, include_value=False) as iterator:
+            for key in iterator:
+                batch.delete(key)
+                removed += 1
+                if removed >= limit:
+                    break
+        if removed:
+            self.write(batch)
+            if removed < limit:
+                self.compact(start, stop)
+        return removed > 0
+
     def damaged(self, why: str) -> StoreDamaged:
         return StoreDamaged(self._directory.damaged(why))
 

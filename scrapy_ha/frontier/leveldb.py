@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from scrapy_ha.clock import SystemClock
 from scrapy_ha.errors import StoreError
 from scrapy_ha.frontier import _layout as layout
+from scrapy_ha.frontier._children import Children
 from scrapy_ha.frontier._database import Database
 from scrapy_ha.frontier._ready import Ready
 from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
@@ -71,7 +72,7 @@ class LevelDBFrontier:
         self._state = layout.State()
         self._leases: dict[int, _Held] = {}
         self._deliveries: dict[int, int] = {}
-        self._parents: set[int] = set()
+        self._children = Children(self._db)
         self._lost: dict[int, int] = {}
         self._suspect: int | None = None
         self._parked: list[tuple[bytes, bytes]] = []
@@ -131,10 +132,7 @@ class LevelDBFrontier:
                 batch.put(key, layout.pack_lease(deliveries, False, queue_key))
         self._write(batch)
         self._earliest = self._first_due(b"d")
-        first = layout.children_prefix(state.generation, SEED + 1)
-        stop = layout.after(layout.children_of_generation(state.generation))
-        for key in self._db.iterator(start=first, stop=stop, include_value=False):
-            self._parents.add(layout.parent_of(key))
+        self._children.load(state.generation)
         marks = {
             key[1:].decode("utf-8", "surrogatepass"): value for key, value in self._db.iterator(prefix=b"k")
         }
@@ -241,7 +239,7 @@ class LevelDBFrontier:
         self._write(batch)
         self._place(placed)
         for settlement, held in accepted:
-            self._forget(held, keep_children=settlement.release or settlement.retry_at is not None)
+            self._forget(held)
             if settlement.release:
                 self._release(settlement, held)
             elif settlement.retry_at is not None:
@@ -353,8 +351,8 @@ class LevelDBFrontier:
         self._purge_outdated()
 
     def _purge_outdated(self) -> None:
-        """Remove some of what earlier crawls had seen."""
-        db, state = self._db, self._state
+        """Remove some of what is no longer needed: what earlier crawls had seen, identities of seeds."""
+        state = self._state
         ranges = [
             (b"s", layout.seen_prefix(state.generation)),
             (b"c", layout.children_of_generation(state.generation)),
@@ -363,18 +361,7 @@ class LevelDBFrontier:
             seeds = layout.children_prefix(state.generation, SEED)
             ranges.append((seeds, layout.after(seeds)))
         for start, stop in ranges:
-            batch = db.batch()
-            removed = 0
-            with db.iterator(start=start, stop=stop, include_value=False) as iterator:
-                for key in iterator:
-                    batch.delete(key)
-                    removed += 1
-                    if removed >= PURGE_LIMIT:
-                        break
-            if removed:
-                db.write(batch)
-                if removed < PURGE_LIMIT:
-                    db.compact(start, stop)
+            if self._db.remove_some(start, stop, PURGE_LIMIT):
                 return
 
     # Writing
@@ -394,7 +381,6 @@ class LevelDBFrontier:
         now = self.clock.time()
         seen_prefix = layout.seen_prefix(state.generation)
         fresh: set[bytes] = set()
-        families: dict[bytes, layout.Family] = {}
         verdicts = []
         for entry in entries:
             if entry.key is not None:
@@ -404,7 +390,7 @@ class LevelDBFrontier:
                     fresh.add(marker)
                     batch.put(marker, layout.pack_time(now))
             else:
-                new = entry.parent is None or self._is_new_child(entry, entry.parent, families)
+                new = entry.parent is None or self._is_new_child(entry, entry.parent)
             verdicts.append(new)
             if not new:
                 continue
@@ -423,12 +409,10 @@ class LevelDBFrontier:
                 batch.put(queue_key, entry.payload)
                 state.queued += 1
                 placed.append((queue_key, entry.payload))
-        for marker, family in families.items():
-            batch.put(marker, family.pack())
+        self._children.write(batch)
         return verdicts
 
-    def _is_new_child(self, entry: Entry, parent: int, families: dict[bytes, layout.Family]) -> bool:
-        """Count *entry* among the children of *parent*; into *families* goes what changed."""
+    def _is_new_child(self, entry: Entry, parent: int) -> bool:
         if parent == SEED:
             if self._state.seeded:
                 return True
@@ -439,15 +423,7 @@ class LevelDBFrontier:
             token = self._lost[parent]
         else:
             return True
-        marker = layout.children_prefix(self._state.generation, parent) + entry.ordinal
-        family = families.get(marker)
-        if family is None:
-            stored = self._db.get(marker)
-            family = layout.Family(token) if stored is None else layout.Family.unpack(stored)
-            families[marker] = family
-            if parent != SEED:
-                self._parents.add(parent)
-        return family.meet(token)
+        return self._children.is_new(entry, parent, token, self._state.generation)
 
     def _end(self, batch: Any, settlement: Settlement, held: _Held) -> None:
         """Put the end of one lease into *batch*."""
@@ -479,10 +455,7 @@ class LevelDBFrontier:
                 layout.dead_key(lease.id), layout.pack_placed(lease.slot, priority, settlement.dead, payload)
             )
             state.dead += 1
-        if lease.id in self._parents:
-            prefix = layout.children_prefix(state.generation, lease.id)
-            for marker in self._db.iterator(prefix=prefix, include_value=False):
-                batch.delete(marker)
+        self._children.forget(batch, lease.id, state.generation)
 
     def _bury_poison(self, batch: Any, queue_key: bytes, lease_key: bytes, deliveries: int) -> bool:
         payload = self._db.get(queue_key)
@@ -510,14 +483,12 @@ class LevelDBFrontier:
             if item is not None:
                 self._ready.put(*item)
 
-    def _forget(self, held: _Held, keep_children: bool) -> None:
+    def _forget(self, held: _Held) -> None:
         lease = held.lease
         del self._leases[lease.id]
         self._ready.forget(held.queue_key)
         self._deliveries.pop(lease.id, None)
         self._cleared(lease.id)
-        if not keep_children:
-            self._parents.discard(lease.id)
         self._settled += 1
         if self._settled >= COMPACT_AFTER:
             self._settled = 0
