@@ -10,6 +10,7 @@ from scrapy.extensions.feedexport import FeedExporter
 from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
+from scrapy_ha.run import Run, run_of
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
@@ -34,15 +35,17 @@ class Addon:
         SettingError: An ``HA_`` setting has a value that is not allowed.
     """
 
-    def __init__(self, spider_name: str) -> None:
+    def __init__(self, spider_name: str, run: Run) -> None:
         self._spider_name = spider_name
+        self._run = run
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
-        return cls(getattr(crawler.spidercls, "name", None) or crawler.spidercls.__name__)
+        return cls(getattr(crawler.spidercls, "name", None) or crawler.spidercls.__name__, run_of(crawler))
 
     def update_settings(self, settings: BaseSettings) -> None:
         declared.check(settings)
+        self._run.settings_checked = True
         parts = [
             self._scheduler(settings),
             self._retry(settings),

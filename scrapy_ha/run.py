@@ -33,6 +33,8 @@ class Run:
     """One per crawler, see :func:`run_of`."""
 
     def __init__(self) -> None:
+        self.settings_checked = False
+        """All ``HA_`` settings were checked, and what is wrong with them was said."""
         self.resumed = False
         """The crawl goes on where an interrupted one stopped. Final once the scheduler is open,
         which is before ``spider_opened``."""

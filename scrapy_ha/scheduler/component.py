@@ -71,11 +71,12 @@ class HAScheduler(BaseScheduler):
 
     def __init__(self, crawler: Crawler) -> None:
         settings = crawler.settings
-        declared.check(settings)
         self.crawler = crawler
         self._stats: Any = crawler.stats
         self._tally = Tally(crawler.stats)
         self._run = run_of(crawler)
+        if not self._run.settings_checked:
+            declared.check(settings)
         self._unstored = UnstoredQueue()
         self._duplicates = Duplicates(crawler, self._tally, self._unstored.keys)
         self._seeding = Seeding(
@@ -198,6 +199,8 @@ class HAScheduler(BaseScheduler):
             if complete and not counts.pending and not self._unstored:
                 completed(self._frontier.finish())
                 await self._commits.close()
+        except HAError as error:
+            logger.error("The end of the crawl could not be noted: %s", error)
         finally:
             self._duplicates.close(reason)
             completed(self._frontier.close())
