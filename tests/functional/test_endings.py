@@ -42,7 +42,7 @@ SPIDER = """
 
 
     class Downloads:
-        def process_request(self, request):
+        def process_request(self, request, spider=None):
             if request.url.endswith("ignored-before"):
                 raise IgnoreRequest
             if request.url.endswith("answered"):
@@ -51,20 +51,20 @@ SPIDER = """
             if request.url.endswith("replaced"):
                 return request.replace(url=request.url + "/with-another")
 
-        def process_response(self, request, response):
+        def process_response(self, request, response, spider=None):
             if request.url.endswith("ignored-after"):
                 raise IgnoreRequest
             return response
 
 
     class Outputs:
-        def process_spider_input(self, response):
+        def process_spider_input(self, response, spider=None):
             if response.url.endswith("refused-by-spider-middleware"):
                 raise ValueError("refused")
 
 
     class Items:
-        def process_item(self, item):
+        def process_item(self, item, spider=None):
             if item["name"] == "item-dropped":
                 raise DropItem("dropped")
             if item["name"] == "item-raises":

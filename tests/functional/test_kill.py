@@ -43,7 +43,7 @@ SPIDER = f"""
         def from_crawler(cls, crawler):
             return cls(crawler)
 
-        async def process_item(self, item):
+        async def process_item(self, item, spider=None):
             await asyncio.sleep(0.003)
             if item == {{"page": int(self.spider.die_page), "n": 1}} and first_time("item"):
                 die()
