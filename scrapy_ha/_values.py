@@ -32,7 +32,8 @@ time, and an object that stood in two places becomes two objects.
 *Items and records* are :class:`scrapy.Item` subclasses, dataclasses, attrs classes and named
 tuples. They come back without their ``__init__``, ``__new__`` or ``__post_init__`` being run, so
 one that keeps anything outside its declared fields is refused. A class is looked up among the
-modules that are loaded; no module is ever imported.
+modules that are loaded; no module is ever imported. Whoever stores for a later process can have
+classes refused that it may not have loaded yet when it reads, see :func:`require_loaded`.
 
 Nothing read can run code. Values are nested up to :data:`MAX_DEPTH` deep (a record counts twice)
 and take up to :data:`MAX_BYTES`; the same holds for reading, where a hostile record can make Python
@@ -94,12 +95,24 @@ class Refused(Exception):
     Attributes:
         name: Name of its type, or of the limit it is above.
         why: Completes the sentence «it cannot be stored because …».
+        remedy: What to do about it, a sentence.
     """
 
-    def __init__(self, name: str, why: str) -> None:
-        super().__init__(name, why)
+    def __init__(self, name: str, why: str, remedy: str = "Give plain data or items instead.") -> None:
+        super().__init__(name, why, remedy)
         self.name = name
         self.why = why
+        self.remedy = remedy
+
+
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (str, str.__str__),
+    (int, int.__int__),
+    (float, float.__float__),
+    (bytes, lambda value: bytes(memoryview(value))),
+)
+"""A text, number or bytes of a class of its own, such as the texts of links that lxml gives, is
+kept as what it is; without calling what that class may have overridden."""
 
 
 class Lowering:
@@ -107,9 +120,13 @@ class Lowering:
 
     One object serves one record, and refuses more than :data:`MAX_ELEMENTS` in all: a structure
     that shares its parts may unfold to any number.
+
+    Args:
+        loaded: Names of the modules whose classes are kept; ``None``: all.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, loaded: frozenset[str] | None = None) -> None:
+        self._loaded = loaded
         self._left = MAX_ELEMENTS
 
     def lower(self, value: Any, depth: int = MAX_DEPTH) -> Any:
@@ -128,7 +145,12 @@ class Lowering:
         if kind in _SCALARS:
             return _SCALARS[kind](value)
         if isinstance(value, Enum):
-            return _lower_member(value)
+            member = _lower_member(value)
+            require_loaded(kind, self._loaded)
+            return member
+        for base, plain in _BASES:
+            if isinstance(value, base):
+                return self.lower(plain(value), depth)
         if depth == 0:
             raise Refused("depth", f"it is nested more than {MAX_DEPTH} deep, or contains itself")
         if kind is list:
@@ -140,6 +162,7 @@ class Lowering:
         record = record_of(kind)
         if record is None:
             raise Refused(kind.__name__, f"{kind.__module__}.{kind.__qualname__} is not plain data")
+        require_loaded(kind, self._loaded)
         state = self.lower(record.read(value), depth - 1)
         return Ext(RECORD, pack([record.path, state]))
 
@@ -217,6 +240,24 @@ def path_of(cls: type) -> str | None:
     """Where :func:`resolve` finds *cls*; ``None``: nowhere, or another class stands there."""
     path = f"{cls.__module__}:{cls.__qualname__}"
     return path if resolve(path) is cls else None
+
+
+def require_loaded(cls: type, loaded: frozenset[str] | None) -> None:
+    """Check that *cls* comes from one of the modules *loaded*; ``None`` stands for all.
+
+    Reading imports nothing, so a class whose module is imported only on the way (in a callback)
+    would be unknown to a new process that reads the record before it gets there.
+
+    Raises:
+        Refused: It does not.
+    """
+    if loaded is not None and cls.__module__ not in loaded:
+        raise Refused(
+            cls.__name__,
+            f"the module {cls.__module__} of {cls.__qualname__} was not loaded when the crawl started, "
+            f"so it would not be found after a restart",
+            "Import it at the top of the spider's module.",
+        )
 
 
 class _Record:

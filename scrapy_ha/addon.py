@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy.downloadermiddlewares.retry import RetryMiddleware
@@ -24,6 +26,10 @@ RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
 PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
 
+PASSING_COMMANDS = {"bench", "check", "fetch", "parse", "shell", "view"}
+"""Commands of Scrapy that fetch something in passing. They must not go on with the crawl of the
+spider that they borrow, nor leave a store behind."""
+
 
 class Addon:
     """``ADDONS = {"scrapy_ha.Addon": 500}``
@@ -44,6 +50,10 @@ class Addon:
         return cls(getattr(crawler.spidercls, "name", None) or crawler.spidercls.__name__, run_of(crawler))
 
     def update_settings(self, settings: BaseSettings) -> None:
+        command = _command()
+        if command in PASSING_COMMANDS:
+            logger.info("scrapy_ha: off, as `scrapy %s` is no crawl to be kept", command)
+            return
         declared.check(settings)
         self._run.settings_checked = True
         parts = [
@@ -52,11 +62,11 @@ class Addon:
             self._feeds(settings),
             self._pipeline(settings),
         ]
-        logger.info(
-            "scrapy_ha: %s; requests are kept in LevelDB in %s",
-            ", ".join(parts),
-            declared.directory(settings, self._spider_name),
-        )
+        store = ""
+        if "scheduler on" in parts:
+            directory = declared.directory(settings, self._spider_name)
+            store = f"; requests are kept in LevelDB in {directory}"
+        logger.info("scrapy_ha: %s%s", ", ".join(parts), store)
 
     def _scheduler(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_SCHEDULER_ENABLED"):
@@ -79,14 +89,12 @@ class Addon:
     def _retry(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_RETRY_ENABLED") or not settings.getbool("RETRY_ENABLED"):
             return "retry off"
-        yours = _take_place(settings, "DOWNLOADER_MIDDLEWARES", RetryMiddleware, RETRY, 550)
-        return f"retry off (yours: {yours.__name__})" if yours else "retry on"
+        return "retry " + _take_place(settings, "DOWNLOADER_MIDDLEWARES", RetryMiddleware, RETRY, 550)
 
     def _feeds(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_FEEDS_ENABLED"):
             return "feeds off"
-        yours = _take_place(settings, "EXTENSIONS", FeedExporter, FEEDS, 0)
-        return f"feeds off (yours: {yours.__name__})" if yours else "feeds on"
+        return "feeds " + _take_place(settings, "EXTENSIONS", FeedExporter, FEEDS, 0)
 
     def _pipeline(self, settings: BaseSettings) -> str:
         if not settings.get("MONGO_URI") and not declared.read(settings, "HA_SPOOL"):
@@ -95,22 +103,34 @@ class Addon:
         return "item pipeline on"
 
 
-def _take_place(settings: BaseSettings, name: str, stock: type, path: str, order: int) -> type | None:
+def _command() -> str | None:
+    """The command of Scrapy's that this process runs; ``None`` when it runs none."""
+    program = Path(sys.argv[0])
+    if program.stem != "scrapy" and program.parts[-2:] != ("scrapy", "__main__.py"):
+        return None
+    return next((argument for argument in sys.argv[1:] if not argument.startswith("-")), None)
+
+
+def _take_place(settings: BaseSettings, name: str, stock: type, path: str, order: int) -> str:
     """Put the component at *path* into the setting *name*, in place of Scrapy's *stock* one.
 
+    Nothing is done where the project switched it off, or enabled a subclass of *stock* of its own.
+
     Returns:
-        The project's own subclass of *stock* that it enabled there: then nothing is done.
+        What to say of it: "on", or "off" with the reason.
     """
     own = load_object(path)
-    enabled = [load_object(key) for key, value in settings.getdict(name).items() if value is not None]
-    for cls in enabled:
-        if isinstance(cls, type) and issubclass(cls, stock) and cls not in (stock, own):
-            return cls
-    if stock in enabled:
+    placed = {load_object(key): value for key, value in settings.getdict(name).items()}
+    for cls, value in placed.items():
+        if isinstance(cls, type) and issubclass(cls, stock) and cls not in (stock, own) and value is not None:
+            return f"off (yours: {cls.__name__})"
+    if own in placed and placed[own] is None:
+        return "off"
+    if placed.get(stock) is not None:
         settings.replace_in_component_priority_dict(name, stock, own)
-        return None
+        return "on"
     # As it stands in the *_BASE setting: Scrapy 2.13 does not see that a class is the same.
     in_base: Any = f"{stock.__module__}.{stock.__qualname__}"
     settings.setdefault_in_component_priority_dict(name, in_base, None)
     settings.setdefault_in_component_priority_dict(name, own, order)
-    return None
+    return "on"

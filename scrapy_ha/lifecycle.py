@@ -44,17 +44,24 @@ class Lifecycle:
     """Watches the engine of *crawler*. Make one while the scheduler is being opened.
 
     Args:
-        ended: Called with each request, scheduled or not, when the engine is done with it. It
-            must not raise.
+        ended: Called with each request, scheduled or not, when the engine is done with it.
+        began: Called with a request when its callback or errback is about to run.
+
+    Neither may raise.
     """
 
-    def __init__(self, crawler: Crawler, ended: Callable[[Request], None]) -> None:
+    def __init__(
+        self,
+        crawler: Crawler,
+        ended: Callable[[Request], None],
+        began: Callable[[Request], None] = lambda request: None,
+    ) -> None:
         engine: Any = crawler.engine
         self._engine = engine
         slot = engine._slot
         slot.inprogress = _InProgress(slot.inprogress, ended)
         scraper = engine.scraper
-        scraper.call_spider_async = _within_page(scraper.call_spider_async)
+        scraper.call_spider_async = _within_page(scraper.call_spider_async, began)
         scraper.handle_spider_output_async = _within_page(scraper.handle_spider_output_async)
         scraper._process_spidermw_output = _within_page_of_response(scraper._process_spidermw_output)
 
@@ -76,7 +83,9 @@ def is_closing(crawler: Crawler) -> bool:
     return slot is None or slot.closing is not None
 
 
-def _within_page(method: Callable[..., Any]) -> Callable[..., Any]:
+def _within_page(
+    method: Callable[..., Any], began: Callable[[Request], None] = lambda request: None
+) -> Callable[..., Any]:
     """*method*, whose second argument is a request, with :data:`current_page` set to that.
 
     Every page is processed in a context of its own, so the value needs no resetting there. The
@@ -86,6 +95,7 @@ def _within_page(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     async def within(result: Any, request: Request, *args: Any, **kwargs: Any) -> Any:
         current_page.set(request)
+        began(request)
         return await method(result, request, *args, **kwargs)
 
     return within

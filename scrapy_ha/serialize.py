@@ -35,6 +35,7 @@ Nothing read can run code but the constructor of the request's class, which must
 
 from __future__ import annotations
 
+import sys
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -54,6 +55,7 @@ from scrapy_ha._values import (
     pack,
     path_of,
     record_of,
+    require_loaded,
     resolve,
     unpack,
 )
@@ -161,10 +163,14 @@ class RequestCodec:
 
     What comes back has the same class and the same value in every attribute that the class
     lists in ``attributes``.
+
+    Only classes of modules that are loaded when the codec is made are stored: a later process
+    that makes its own at the same point (when the scheduler opens) finds them.
     """
 
     def __init__(self, spider: Spider) -> None:
         self._spider = spider
+        self._loaded = frozenset(sys.modules)
         self._names: dict[Any, str] = {}
         self._methods: dict[str, Any] = {"": NO_CALLBACK}
         self._classes: dict[type[Request], tuple[str, tuple[str, ...]]] = {}
@@ -174,7 +180,8 @@ class RequestCodec:
 
         Raises:
             Unserializable: It has a callback that is no method of the spider, or a value that is
-                not on the allow-list, or it is too large. Nothing else is ever raised.
+                not on the allow-list, or a class of a module that was not loaded when the codec
+                was made, or it is too large. Nothing else is ever raised.
         """
         try:
             try:
@@ -202,7 +209,8 @@ class RequestCodec:
         except Exception as error:
             raise _bad("request", error) from error
 
-    def _record(self, request: Request, stored: Callable[[Any, str], Any]) -> _Record:
+    def _record(self, request: Request, stored: Callable[[Any, str, frozenset[str]], Any]) -> _Record:
+        loaded = self._loaded
         callback, errback = request.callback, request.errback
         headers: Any = request.headers or {}
         if headers and not _normal(headers):
@@ -216,19 +224,20 @@ class RequestCodec:
             request.method,
             headers,
             request.body,
-            stored(cookies, "cookies") if cookies else None,
-            stored(meta, "meta") if meta else None,
+            stored(cookies, "cookies", loaded) if cookies else None,
+            stored(meta, "meta", loaded) if meta else None,
             request.encoding,
             priority if type(priority) is int else int(priority),
             bool(request.dont_filter),
-            stored(list(flags), "flags") if flags else None,
-            stored(cb_kwargs, "cb_kwargs") if cb_kwargs else None,
+            stored(list(flags), "flags", loaded) if flags else None,
+            stored(cb_kwargs, "cb_kwargs", loaded) if cb_kwargs else None,
         )
         cls = type(request)
         if cls is not Request:
             record.cls, names = self._class(cls)
             if names:
-                record.own = stored({name: getattr(request, name) for name in names}, cls.__name__)
+                own = {name: getattr(request, name) for name in names}
+                record.own = stored(own, cls.__name__, loaded)
         return record
 
     def _name(self, callback: Any, role: str) -> str:
@@ -255,13 +264,21 @@ class RequestCodec:
 
     def _class(self, cls: type[Request]) -> tuple[str, tuple[str, ...]]:
         if cls not in self._classes:
-            path = path_of(cls)
-            if path is None:
+            try:
+                path = path_of(cls)
+                if path is None:
+                    raise Refused(
+                        cls.__name__,
+                        "the class is not found again by that name",
+                        "Define it at the top of a module.",
+                    )
+                require_loaded(cls, self._loaded)
+            except Refused as error:
                 raise Unserializable(
-                    f"class:{cls.__name__[:_NAME_LIMIT]}",
+                    f"class:{error.name[:_NAME_LIMIT]}",
                     f"A request of class {cls.__module__}.{cls.__qualname__} cannot be stored because "
-                    f"the class is not found again by that name. Define it at the top of a module.",
-                )
+                    f"{error.why}. {error.remedy}",
+                ) from None
             own = tuple(name for name in cls.attributes if name not in Request.attributes)
             if len(self._classes) >= _CACHE_LIMIT:
                 self._classes.clear()
@@ -396,7 +413,7 @@ def _normal(headers: Any) -> bool:
     return True
 
 
-def _stored(value: Any, what: str) -> Any:
+def _stored(value: Any, what: str, loaded: frozenset[str] | None = None) -> Any:
     """Like :func:`_lowered`, at once for a map of plain values; see :data:`PLAIN` for the few
     that the encoder then refuses."""
     if type(value) is dict:
@@ -405,32 +422,32 @@ def _stored(value: Any, what: str) -> Any:
                 break
         else:
             return value
-    return _lowered(value, what)
+    return _lowered(value, what, loaded)
 
 
-def _lowered(value: Any, what: str) -> Any:
+def _lowered(value: Any, what: str, loaded: frozenset[str] | None = None) -> Any:
     """*value* as the encoder keeps it; :class:`Unserializable` names the element of *what* that it
     does not keep."""
     try:
-        return Lowering().lower(value)
+        return Lowering(loaded).lower(value)
     except Refused as error:
-        key = _culprit(value)
+        key = _culprit(value, loaded)
         kind = what if key is None else f"{what}.{key}"
         where = what if key is None else f"{what}[{key!r}]"
         raise Unserializable(
             f"{kind[:_NAME_LIMIT]}:{error.name[:_NAME_LIMIT]}",
-            f"{where} cannot be stored because {error.why}. Give plain data or items instead.",
+            f"{where} cannot be stored because {error.why}. {error.remedy}",
         ) from None
 
 
-def _culprit(value: Any) -> str | None:
+def _culprit(value: Any, loaded: frozenset[str] | None) -> str | None:
     """The key of the first element of *value* that is refused by itself."""
     try:
         record = record_of(type(value))
         elements = value if record is None else record.read(value)
         for key, element in elements.items() if type(elements) is dict else ():
             try:
-                Lowering().lower(element, MAX_DEPTH - 1)
+                Lowering(loaded).lower(element, MAX_DEPTH - 1)
             except Refused:
                 return key if type(key) is str else type(key).__name__
     except Refused:

@@ -85,6 +85,10 @@ class Lease:
     """Fencing token: grows with every delivery; a stale one is refused."""
 
 
+UNEXPOSED_FACTOR = 10
+"""How many ends of a worker without exposure weigh as much as one with it."""
+
+
 def is_suspect(deliveries: int, max_deliveries: int) -> bool:
     """Whether a request whose worker died under it *deliveries* times may be what kills it.
 
@@ -139,6 +143,8 @@ class Opened:
     """Requests that had been in flight and are ready again."""
     poisoned: int = 0
     """Requests that had been in flight too often and are dead."""
+    poison: list[Dead] = field(default_factory=list, compare=False)
+    """Those, as they were set aside."""
     marks: dict[str, bytes] = field(default_factory=dict)
     """What this worker stored with :meth:`Frontier.settle`, by name."""
 
@@ -189,6 +195,7 @@ class Frontier(Protocol):
         busy: Mapping[str, int],
         full: Collection[str],
         ttl: float,
+        exposed: bool = True,
     ) -> list[Lease]:
         """Take up to *limit* due requests for this worker, at least *ttl* seconds for each.
 
@@ -197,6 +204,8 @@ class Frontier(Protocol):
         by priority, then by order of arrival, which whatever comes back keeps. Fewer than *limit*
         may come while more are due, but none only if none is. A suspect (:func:`is_suspect`) is
         passed over while another one is leased to any worker.
+
+        The deliveries are *exposed* or not, see :meth:`expose`.
         """
 
     async def settle(
@@ -215,6 +224,14 @@ class Frontier(Protocol):
             For each settlement whether it was accepted. A lease that expired and was taken
             away is refused: its settlement changes nothing (fencing), children, seen and marks
             are stored all the same. Until it is taken away, an expired lease counts.
+        """
+
+    async def expose(self, lease: Lease, exposed: bool) -> bool:
+        """Say whether what came of *lease* is being worked on, so that it may be what kills the worker.
+
+        An exposed delivery that ends with its worker counts in full. One that does not (the request
+        is on its way, or waits) is not counted as a delivery; only after ``UNEXPOSED_FACTOR`` times
+        ``max_deliveries`` such ends is the request poison too. ``False``: no longer held.
         """
 
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:

@@ -23,8 +23,8 @@ class Database:
     end and fatal with more behind it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._directory = FrontierDirectory(path)
+    def __init__(self, path: Path, crawl: str | None = None) -> None:
+        self._directory = FrontierDirectory(path, crawl)
         self._failure: str | None = None
         self._db: Any = None
 

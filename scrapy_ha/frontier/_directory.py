@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scrapy_ha._plyvel import plyvel
 from scrapy_ha.errors import StoreDamaged, StoreError
 from scrapy_ha.frontier._layout import FORMAT
+from scrapy_ha.frontier._tail import torn_tail
 from scrapy_ha.lock import DirectoryLock
+
+logger = logging.getLogger(__name__)
 
 KIND = "scrapy_ha frontier"
 _OPTIONS = {
@@ -28,11 +37,13 @@ class FrontierDirectory:
     """``FORMAT.json`` says what the directory is, ``db/`` is LevelDB's, a lock file shows the owner.
 
     A directory that is not a whole frontier of this format is refused before anything in it is
-    written.
+    written. A torn end of the newest log, as a power cut leaves it, is cut off; the log as it was is kept
+    beside, as ``<log>.torn-<unix time>``.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, crawl: str | None = None) -> None:
         self.path = path
+        self._crawl = crawl
         self._lock = DirectoryLock(path)
         self._db: Any = None
         self._dirty_names: set[str] = set()
@@ -96,11 +107,17 @@ class FrontierDirectory:
             return
         try:
             content = json.loads(marker.read_bytes())
-            kind, version = content["kind"], content["format"]
+            kind, version, crawl = content["kind"], content["format"], content.get("crawl")
         except (ValueError, KeyError, TypeError):
             raise StoreDamaged(self.damaged("FORMAT.json is damaged")) from None
         if kind != KIND or not isinstance(version, int):
             raise StoreDamaged(self.damaged(f"FORMAT.json says it is {str(kind)[:80]!r}"))
+        if self._crawl is not None and crawl not in (None, self._crawl):
+            raise StoreDamaged(
+                f"{self.path} holds the requests of another crawl, {str(crawl)[:80]!r}; this one is "
+                f"{self._crawl!r}. It was left as it is. Give each crawl a directory of its own (HA_DIR) or, "
+                "if this is the same crawl under another name, its name (HA_NAMESPACE)."
+            )
         if version > FORMAT:
             raise StoreDamaged(
                 self.damaged(f"it has format {version}, and this version of scrapy_ha knows up to {FORMAT}")
@@ -115,21 +132,86 @@ class FrontierDirectory:
         if not made:
             self._mark(made=False)
         try:
-            db = plyvel.DB(str(database), create_if_missing=not made, **_OPTIONS)
+            db = self._connect(create=not made)
         except plyvel.Error as error:
             raise StoreDamaged(self.damaged(text_of(error))) from error
         if not made:
             self._mark(made=True)
         return db
 
+    def _connect(self, create: bool) -> Any:
+        connect = partial(plyvel.DB, str(self.path / "db"), create_if_missing=create, **_OPTIONS)
+        try:
+            return connect()
+        except plyvel.CorruptionError:
+            log = self._newest_log()
+            end = torn_tail(log) if log else None
+            if log is None or end is None:
+                raise
+        try:
+            with self._cut(log, end):
+                return connect()
+        except plyvel.Error:  # some of them are OSErrors too
+            raise
+        except OSError as error:
+            raise StoreError(
+                f"{self.path}: the torn end of {log.name} cannot be cut off: {error}. Free some space and "
+                "start the crawl again, or bring back a copy of the directory."
+            ) from error
+
+    def _newest_log(self) -> Path | None:
+        logs = [log for log in (self.path / "db").glob("*.log") if log.stem.isdigit()]
+        return max(logs, key=lambda log: int(log.stem), default=None)
+
+    @contextmanager
+    def _cut(self, log: Path, end: int) -> Iterator[None]:
+        """Cut *log* to *end* bytes and keep a copy of it; if the block fails, all is as it was."""
+        size = log.stat().st_size
+        copy = self._free_name(log)
+        try:
+            shutil.copyfile(log, copy)
+            _fsync(copy)
+            _fsync(self.path)
+            os.truncate(log, end)
+            _fsync(log)
+            yield
+        except BaseException:
+            _put_back(copy, log, end, size)
+            raise
+        logger.warning(
+            "The frontier in %s: the last %d bytes of its log are not a whole write, as after a power cut. "
+            "They were cut off; the log as it was found is kept as %s",
+            self.path,
+            size - end,
+            copy,
+        )
+
+    def _free_name(self, log: Path) -> Path:
+        now = int(time.time())
+        while (copy := self.path / f"{log.name}.torn-{now}").exists():
+            now += 1
+        return copy
+
     def _mark(self, made: bool) -> None:
         new = self.path / "FORMAT.json.new"
         with new.open("w") as file:
-            json.dump({"kind": KIND, "format": FORMAT, "made": made}, file)
+            json.dump({"kind": KIND, "format": FORMAT, "made": made, "crawl": self._crawl}, file)
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path / "FORMAT.json")
         _fsync(self.path)
+
+
+def _put_back(copy: Path, log: Path, end: int, size: int) -> None:
+    """Give *log* the bytes from *end* to *size* again; *copy* goes when they are there."""
+    if log.stat().st_size != size:
+        with copy.open("rb") as whole, log.open("r+b") as file:
+            whole.seek(end)
+            file.seek(end)
+            shutil.copyfileobj(whole, file)
+            file.flush()
+            os.fsync(file.fileno())
+    copy.unlink(missing_ok=True)
 
 
 def _fsync(path: Path) -> None:

@@ -6,7 +6,7 @@ Every key starts with one letter; numbers are big-endian, so that byte order is 
 key    rest of the key                                      value
 =====  ==================================================  ===================================
 ``q``  slot, priority, order                                payload of a ready or leased request
-``l``  id                                                   deliveries, whether leased now, its ``q`` key
+``l``  id                                                   deliveries so far: :class:`Delivered`
 ``d``  due (microseconds), id                               slot, priority, payload (delayed)
 ``x``  id                                                   slot, priority, record, payload (dead)
 ``s``  generation, key                                      when it was seen (epoch seconds)
@@ -33,7 +33,7 @@ PRIORITY_LIMIT = 2**62
 
 _U32 = struct.Struct(">I")
 _U64 = struct.Struct(">Q")
-_LEASE = struct.Struct(">I?")
+_LEASE = struct.Struct(">IH??")
 _U64U64 = struct.Struct(">QQ")
 _U32U64 = struct.Struct(">IQ")
 _STATE = struct.Struct(">QQI???QQQd")
@@ -161,13 +161,25 @@ def lease_key(id_: int) -> bytes:
     return b"l" + _U64.pack(id_)
 
 
-def pack_lease(deliveries: int, held: bool, queue_key: bytes) -> bytes:
-    return _LEASE.pack(deliveries, held) + queue_key
+@dataclass(slots=True)
+class Delivered:
+    """Value of an ``l`` record: what is known of the deliveries of one request."""
 
+    deliveries: int
+    """Counted ones, the present one included while it is held."""
+    unexposed: int
+    """Deliveries that ended with the worker before anything came of them."""
+    held: bool
+    exposed: bool
+    queue_key: bytes
 
-def unpack_lease(value: bytes) -> tuple[int, bool, bytes]:
-    deliveries, held = _LEASE.unpack_from(value)
-    return deliveries, held, value[_LEASE.size :]
+    def pack(self) -> bytes:
+        return _LEASE.pack(self.deliveries, self.unexposed, self.held, self.exposed) + self.queue_key
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Delivered:
+        deliveries, unexposed, held, exposed = _LEASE.unpack_from(value)
+        return cls(deliveries, unexposed, held, exposed, value[_LEASE.size :])
 
 
 def delayed_key(due: float, id_: int) -> bytes:

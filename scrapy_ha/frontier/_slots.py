@@ -13,9 +13,8 @@ SLOT_LIMIT = 10_000
 """Slots kept in memory. The others are found on disk as soon as there is room."""
 HEAD = 64
 """Entries read ahead for one slot."""
-BUFFER_LIMIT = 16_384
-"""Entries read ahead in all, roughly: above it, slots read ahead only ``SHORT_HEAD``."""
-SHORT_HEAD = 4
+BUFFER_BYTES = 8 * 2**20
+"""Bytes read ahead in all, roughly: above it, slots read ahead one entry, and keep no new ones."""
 
 Item = tuple[bytes, bytes]
 """Queue key and payload."""
@@ -60,7 +59,7 @@ class Slots:
         self._read = read
         self._slots: OrderedDict[bytes, Slot] = OrderedDict()
         self._names: dict[bytes, str] = {}
-        self._buffered = 0
+        self._bytes = 0
 
     def __contains__(self, prefix: bytes) -> bool:
         return prefix in self._slots
@@ -86,18 +85,18 @@ class Slots:
         if item[0] > slot.bound:
             if slot.more:
                 return
-            if len(items) >= self._head():
+            if len(items) >= HEAD or self._bytes > BUFFER_BYTES:
                 slot.more = True
                 return
             items.insert(0, item)
             slot.bound = item[0]
-            self._buffered += 1
+            self._bytes += len(item[1])
             return
         slot.insert(item)
-        self._buffered += 1
+        self._bytes += len(item[1])
         if len(items) > 2 * HEAD:
+            self._bytes -= sum(len(payload) for _, payload in items[:HEAD])
             del items[:HEAD]
-            self._buffered -= HEAD
             slot.bound = items[0][0]
             slot.more = True
 
@@ -124,7 +123,7 @@ class Slots:
             slot = self._slots[best]
             if slot.items or (slot.more and self._refill(slot)):
                 item = slot.items.pop()
-                self._buffered -= 1
+                self._bytes -= len(item[1])
                 name = names[best]
                 if slot.items or slot.more:
                     self._slots.move_to_end(best)
@@ -133,18 +132,15 @@ class Slots:
                 return name, item
             self._drop(best)
 
-    def _head(self) -> int:
-        return HEAD if self._buffered < BUFFER_LIMIT else SHORT_HEAD
-
     def _refill(self, slot: Slot) -> bool:
-        wanted = self._head()
+        wanted = HEAD if self._bytes <= BUFFER_BYTES else 1
         found = self._read(slot.prefix, slot.bound, wanted)
         slot.more = len(found) == wanted
         if found:
             slot.bound = found[-1][0]
             found.reverse()
             slot.items = found
-            self._buffered += len(found)
+            self._bytes += sum(len(payload) for _, payload in found)
         return bool(found)
 
     def _drop(self, prefix: bytes) -> None:

@@ -23,13 +23,25 @@ from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier._children import Children
 from scrapy_ha.frontier._database import Database
 from scrapy_ha.frontier._ready import Ready
-from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
+from scrapy_ha.typing import (
+    SEED,
+    UNEXPOSED_FACTOR,
+    Counts,
+    Dead,
+    Entry,
+    Lease,
+    Opened,
+    Settlement,
+    is_suspect,
+)
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Clock
 
 PROMOTE_LIMIT = 256
 """Delayed requests made ready by one lease call."""
+FIND_ROUNDS = 32
+"""Times that one lease call looks for more in this way, when all it found is in full slots."""
 RECLAIM_LIMIT = 100
 COMPACT_AFTER = 200_000
 """Settled requests after which the range they stood in is compacted."""
@@ -42,6 +54,9 @@ class _Held:
     lease: Lease
     queue_key: bytes
     deadline: float
+    known: layout.Delivered
+    gone: bool = False
+    """Expired, and not ready again but dead."""
 
 
 class LevelDBFrontier:
@@ -54,6 +69,7 @@ class LevelDBFrontier:
         clock: Time; ``None`` makes one that starts no earlier than the latest time stored.
         max_deliveries: Deliveries after which a request that was in flight at a crash is dead.
         order: ``"fifo"`` or ``"lifo"`` within slot and priority.
+        crawl: Name of the crawl, kept with the data; another crawl's directory is refused.
     """
 
     def __init__(
@@ -63,15 +79,17 @@ class LevelDBFrontier:
         clock: Clock | None = None,
         max_deliveries: int = 5,
         order: str = "fifo",
+        crawl: str | None = None,
     ) -> None:
-        self._db = Database(path)
+        self._db = Database(path, crawl)
         self._ready = Ready(self._db)
         self._clock = clock
         self._max_deliveries = max_deliveries
         self._lifo = order == "lifo"
         self._state = layout.State()
         self._leases: dict[int, _Held] = {}
-        self._deliveries: dict[int, int] = {}
+        self._delivered: dict[int, layout.Delivered] = {}
+        """Of requests that were delivered before and are not settled."""
         self._children = Children(self._db)
         self._lost: dict[int, int] = {}
         self._suspect: int | None = None
@@ -120,23 +138,24 @@ class LevelDBFrontier:
         resumed = state.started
         state.opens += 1
         self._tokens = state.opens << 32
-        reclaimed = poisoned = 0
+        reclaimed = 0
+        poison = []
         for key, value in self._db.iterator(prefix=b"l"):
-            deliveries, held, queue_key = layout.unpack_lease(value)
-            if held and deliveries >= self._max_deliveries:
-                poisoned += self._bury_poison(batch, queue_key, key, deliveries)
-                continue
-            self._deliveries[layout.id_of(queue_key)] = deliveries
-            if held:
+            known = layout.Delivered.unpack(value)
+            if known.held:
+                dead = self._lost_worker(batch, key, known)
+                if dead is not None:
+                    poison.append(dead)
+                    continue
                 reclaimed += 1
-                batch.put(key, layout.pack_lease(deliveries, False, queue_key))
+            self._delivered[layout.id_of(known.queue_key)] = known
         self._write(batch)
         self._earliest = self._first_due(b"d")
         self._children.load(state.generation)
         marks = {
             key[1:].decode("utf-8", "surrogatepass"): value for key, value in self._db.iterator(prefix=b"k")
         }
-        return Opened(resumed, state.seeded, reclaimed, poisoned, marks)
+        return Opened(resumed, state.seeded, reclaimed, len(poison), poison, marks)
 
     async def close(self) -> None:
         if not self._db.is_open:
@@ -162,13 +181,21 @@ class LevelDBFrontier:
         return self._db.get(layout.seen_prefix(self._state.generation) + key) is not None
 
     async def lease(
-        self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float
+        self,
+        limit: int,
+        busy: Mapping[str, int],
+        full: Collection[str],
+        ttl: float,
+        exposed: bool = True,
     ) -> list[Lease]:
         with self._db.translated("read"):
-            return self._lease(limit, busy, full, ttl)
+            return self._lease(limit, busy, full, ttl, exposed)
 
-    def _lease(self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float) -> list[Lease]:
+    def _lease(
+        self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float, exposed: bool
+    ) -> list[Lease]:
         now = self.clock.time()
+        rounds = FIND_ROUNDS
         self._find_more(now)
         taken: list[_Held] = []
         batch = self._db.batch()
@@ -176,12 +203,14 @@ class LevelDBFrontier:
         while len(taken) < limit:
             found = self._ready.take(load, full)
             if found is None:
-                if self._find_more(now):
+                rounds -= 1
+                if rounds and self._find_more(now):
                     continue
                 break
             slot, (queue_key, payload) = found
             id_ = layout.id_of(queue_key)
-            deliveries = self._deliveries.get(id_, 0) + 1
+            before = self._delivered.get(id_)
+            deliveries = 1 if before is None else before.deliveries + 1
             if deliveries > 1 and is_suspect(deliveries - 1, self._max_deliveries):
                 if self._suspect is not None:
                     self._parked.append((queue_key, payload))
@@ -189,8 +218,10 @@ class LevelDBFrontier:
                 self._suspect = id_
             self._tokens += 1
             lease = Lease(id_, payload, slot, layout.priority_of(queue_key), deliveries, self._tokens)
-            batch.put(layout.lease_key(id_), layout.pack_lease(deliveries, True, queue_key))
-            taken.append(_Held(lease, queue_key, now + ttl))
+            unexposed = 0 if before is None else before.unexposed
+            known = layout.Delivered(deliveries, unexposed, True, exposed, queue_key)
+            batch.put(layout.lease_key(id_), known.pack())
+            taken.append(_Held(lease, queue_key, now + ttl, known))
             if limit > 1:
                 if load is busy:
                     load = dict(busy)
@@ -201,7 +232,7 @@ class LevelDBFrontier:
                 lease = held.lease
                 self._leases[lease.id] = held
                 self._lost.pop(lease.id, None)
-                self._deliveries[lease.id] = lease.deliveries
+                self._delivered[lease.id] = held.known
         return [held.lease for held in taken]
 
     async def settle(
@@ -246,6 +277,17 @@ class LevelDBFrontier:
                 self._delay(settlement.retry_at, settlement.lease.id)
         return verdicts
 
+    async def expose(self, lease: Lease, exposed: bool) -> bool:
+        held = self._leases.get(lease.id)
+        if held is None or held.lease.token != lease.token:
+            return False
+        if held.known.exposed is not exposed:
+            held.known.exposed = exposed
+            batch = self._db.batch()
+            batch.put(layout.lease_key(lease.id), held.known.pack())
+            self._db.write(batch)
+        return True
+
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
         deadline = self.clock.time() + ttl
         verdicts = []
@@ -263,25 +305,21 @@ class LevelDBFrontier:
         if not expired:
             return 0, 0
         batch = self._db.batch()
-        dead = []
+        dead = 0
         for held in expired:
-            key = layout.lease_key(held.lease.id)
-            if held.lease.deliveries >= self._max_deliveries:
-                self._bury_poison(batch, held.queue_key, key, held.lease.deliveries)
-                dead.append(held)
-            else:
-                batch.put(key, layout.pack_lease(held.lease.deliveries, False, held.queue_key))
+            held.gone = self._lost_worker(batch, layout.lease_key(held.lease.id), held.known) is not None
+            dead += held.gone
         self._write(batch)
         for held in expired:
             del self._leases[held.lease.id]
             self._cleared(held.lease.id)
-            if held in dead:
-                self._deliveries.pop(held.lease.id, None)
+            if held.gone:
+                del self._delivered[held.lease.id]
                 self._ready.forget(held.queue_key)
             else:
                 self._lost[held.lease.id] = held.lease.token
                 self._ready.put(held.queue_key, held.lease.payload)
-        return len(expired) - len(dead), len(dead)
+        return len(expired) - dead, dead
 
     async def next_due(self) -> float | None:
         return None if self._earliest == math.inf else self._earliest
@@ -432,11 +470,13 @@ class LevelDBFrontier:
         priority = lease.priority if settlement.priority is None else settlement.priority
         lease_key = layout.lease_key(lease.id)
         if settlement.release:
-            deliveries = lease.deliveries - 1
+            known = held.known
+            known.deliveries -= 1
+            known.held = False
             if settlement.payload is not None:
                 batch.put(held.queue_key, payload)
-            if deliveries:
-                batch.put(lease_key, layout.pack_lease(deliveries, False, held.queue_key))
+            if known.deliveries or known.unexposed:
+                batch.put(lease_key, known.pack())
             else:
                 batch.delete(lease_key)
             return
@@ -457,24 +497,37 @@ class LevelDBFrontier:
             state.dead += 1
         self._children.forget(batch, lease.id, state.generation)
 
-    def _bury_poison(self, batch: Any, queue_key: bytes, lease_key: bytes, deliveries: int) -> bool:
+    def _lost_worker(self, batch: Any, lease_key: bytes, known: layout.Delivered) -> Dead | None:
+        """Put into *batch* that the worker of a delivery is gone; the request if it is poison now."""
+        queue_key = known.queue_key
+        known.held = False
+        if not known.exposed:
+            known.deliveries -= 1
+            known.unexposed = min(known.unexposed + 1, 0xFFFF)
         payload = self._db.get(queue_key)
-        batch.delete(lease_key)
-        if payload is None:
-            return False
+        if payload is None:  # cannot be: they are written and deleted together
+            batch.delete(lease_key)
+            return None
+        ends = known.deliveries + known.unexposed // UNEXPOSED_FACTOR
+        if ends < self._max_deliveries:
+            batch.put(lease_key, known.pack())
+            return None
+        times = known.deliveries + known.unexposed
         record = {
             "class": "poison",
-            "reason": f"in flight {deliveries} times when its worker ended",
-            "deliveries": deliveries,
+            "reason": f"in flight {times} times when its worker ended",
+            "deliveries": times,
             "time": self.clock.time(),
         }
-        slot, priority = layout.slot_of(queue_key), layout.priority_of(queue_key)
-        placed = layout.pack_placed(slot, priority, json.dumps(record).encode(), payload)
-        batch.put(layout.dead_key(layout.id_of(queue_key)), placed)
+        packed = json.dumps(record).encode()
+        id_, slot = layout.id_of(queue_key), layout.slot_of(queue_key)
+        placed = layout.pack_placed(slot, layout.priority_of(queue_key), packed, payload)
+        batch.put(layout.dead_key(id_), placed)
         batch.delete(queue_key)
+        batch.delete(lease_key)
         self._state.queued -= 1
         self._state.dead += 1
-        return True
+        return Dead(id_, slot, payload, packed)
 
     # In memory, after the write
 
@@ -487,7 +540,7 @@ class LevelDBFrontier:
         lease = held.lease
         del self._leases[lease.id]
         self._ready.forget(held.queue_key)
-        self._deliveries.pop(lease.id, None)
+        self._delivered.pop(lease.id, None)
         self._cleared(lease.id)
         self._settled += 1
         if self._settled >= COMPACT_AFTER:
@@ -505,8 +558,8 @@ class LevelDBFrontier:
 
     def _release(self, settlement: Settlement, held: _Held) -> None:
         lease = held.lease
-        if lease.deliveries > 1:
-            self._deliveries[lease.id] = lease.deliveries - 1
+        if held.known.deliveries or held.known.unexposed:
+            self._delivered[lease.id] = held.known
         payload = lease.payload if settlement.payload is None else settlement.payload
         self._ready.put(held.queue_key, payload)
 

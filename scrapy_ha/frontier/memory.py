@@ -12,7 +12,17 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
+from scrapy_ha.typing import (
+    SEED,
+    UNEXPOSED_FACTOR,
+    Counts,
+    Dead,
+    Entry,
+    Lease,
+    Opened,
+    Settlement,
+    is_suspect,
+)
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Clock
@@ -35,8 +45,11 @@ class _Request:
     due: float = 0.0
     """While delayed."""
     deliveries: int = 0
+    unexposed: int = 0
+    """Deliveries that ended with the worker before anything came of them."""
     token: int = 0
     """Of the latest delivery; valid while leased, as are the next two."""
+    exposed: bool = True
     worker: str = ""
     deadline: float = 0.0
     record: bytes = b""
@@ -124,14 +137,13 @@ class MemoryFrontier:
             store.start_afresh()
         store.finished = False
         resumed = store.begun
-        reclaimed, poisoned = self._take_back(
-            [request for request in store.all(_State.LEASED) if request.worker == self._worker]
-        )
+        mine = [request for request in store.all(_State.LEASED) if request.worker == self._worker]
+        poison = [Dead(one.id, one.slot, one.payload, one.record) for one in self._take_back(mine)]
         self._crawl = store.crawl
         # The start requests are produced anew each time, like the children of a page.
         self._deliveries = {SEED: _Delivery(store.next_token())}
         marks = store.marks.get(self._worker, {})
-        return Opened(resumed, store.seeded, reclaimed, poisoned, dict(marks))
+        return Opened(resumed, store.seeded, len(mine) - len(poison), len(poison), poison, dict(marks))
 
     async def finish(self) -> None:
         # A worker that is late must not end the crawl that came after its own.
@@ -170,6 +182,7 @@ class MemoryFrontier:
         busy: Mapping[str, int],
         full: Collection[str],
         ttl: float,
+        exposed: bool = True,
     ) -> list[Lease]:
         store, now = self._store, self._clock.time()
         for request in store.all(_State.DELAYED):
@@ -186,6 +199,7 @@ class MemoryFrontier:
             slot = min(queues, key=lambda slot: (load[slot], store.turns.get(slot, 0)))
             request = queues[slot].pop(0)
             suspect = self._is_suspect(request)
+            request.exposed = exposed
             leases.append(self._deliver(request, now + ttl))
             load[slot] += 1
             store.last_turn += 1
@@ -226,6 +240,12 @@ class MemoryFrontier:
                 del self._deliveries[lease.id]
         return verdicts
 
+    async def expose(self, lease: Lease, exposed: bool) -> bool:
+        request = self._held(lease.id, lease.token)
+        if request is not None:
+            request.exposed = exposed
+        return request is not None
+
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
         deadline = self._clock.time() + ttl
         verdicts = []
@@ -238,9 +258,9 @@ class MemoryFrontier:
 
     async def reclaim(self) -> tuple[int, int]:
         now = self._clock.time()
-        return self._take_back(
-            [request for request in self._store.all(_State.LEASED) if request.deadline <= now]
-        )
+        expired = [request for request in self._store.all(_State.LEASED) if request.deadline <= now]
+        dead = len(self._take_back(expired))
+        return len(expired) - dead, dead
 
     async def next_due(self) -> float | None:
         return min((request.due for request in self._store.all(_State.DELAYED)), default=None)
@@ -260,7 +280,8 @@ class MemoryFrontier:
     async def replay(self, ids: Sequence[int]) -> int:
         found = [request for request in self._store.all(_State.DEAD) if request.id in ids]
         for request in found:
-            request.state, request.deliveries, request.record = _State.READY, 0, b""
+            request.state, request.record = _State.READY, b""
+            request.deliveries = request.unexposed = 0
         return len(found)
 
     async def purge(self, ids: Sequence[int]) -> int:
@@ -334,7 +355,8 @@ class MemoryFrontier:
         if settlement.release:
             self._release(request)
         elif settlement.retry_at is not None:
-            request.state, request.due, request.deliveries = _State.DELAYED, settlement.retry_at, 0
+            request.state, request.due = _State.DELAYED, settlement.retry_at
+            request.deliveries = request.unexposed = 0
             if settlement.priority is not None:
                 request.priority = settlement.priority
         else:
@@ -348,19 +370,23 @@ class MemoryFrontier:
         request.state = _State.READY
         request.deliveries -= 1
 
-    def _take_back(self, requests: Sequence[_Request]) -> tuple[int, int]:
-        """Make leased *requests* ready, or dead; how many of each."""
-        poisoned = 0
+    def _take_back(self, requests: Sequence[_Request]) -> list[_Request]:
+        """Make leased *requests* ready, or dead; the dead ones."""
+        dead = []
         for request in requests:
-            if request.deliveries < self._max_deliveries:
+            if not request.exposed:
+                request.deliveries -= 1
+                request.unexposed += 1
+            if request.deliveries + request.unexposed // UNEXPOSED_FACTOR < self._max_deliveries:
                 request.state = _State.READY
                 continue
-            poisoned += 1
+            times = request.deliveries + request.unexposed
             record = {
                 "class": "poison",
-                "reason": f"in flight {request.deliveries} times when its worker ended",
-                "deliveries": request.deliveries,
+                "reason": f"in flight {times} times when its worker ended",
+                "deliveries": times,
                 "time": self._clock.time(),
             }
             request.state, request.record = _State.DEAD, json.dumps(record).encode()
-        return len(requests) - poisoned, poisoned
+            dead.append(request)
+        return dead

@@ -111,7 +111,8 @@ class Commits:
             settled.append(commit)
         return settled
 
-    def _write(self, settled: list[Commit]) -> None:
+    def _write(self, settled: list[Commit], marks: dict[str, bytes] | None = None) -> None:
+        """*marks*: collected after settling; ``None`` for now."""
         if not settled or self._broken:
             return
         try:
@@ -119,7 +120,7 @@ class Commits:
                 self._frontier.settle(
                     [commit.settlement for commit in settled if commit.settlement is not None],
                     seen=[key for commit in settled for key in commit.seen],
-                    marks=self._run.collect_marks(),
+                    marks=self._run.collect_marks() if marks is None else marks,
                     seeded=any(commit.seeded for commit in settled),
                 )
             )
@@ -137,8 +138,9 @@ class Commits:
         try:
             while self._waiting:
                 settled = self._settle()
+                marks = self._run.collect_marks()  # what is written from here on is not fsynced
                 await in_thread(self._run.fsync)
-                self._write(settled)
+                self._write(settled, marks)
                 await in_thread(lambda: completed(self._frontier.sync()))
         except Exception as error:
             self._break(error)

@@ -29,7 +29,7 @@ from scrapy_ha.scheduler.seeding import Seeding
 from scrapy_ha.scheduler.unstored import Unstored, UnstoredQueue
 from scrapy_ha.serialize import RequestCodec
 from scrapy_ha.state import get_state, set_state
-from scrapy_ha.typing import SEED, Entry, Frontier, Lease, Settlement
+from scrapy_ha.typing import SEED, Entry, Frontier, Lease, Opened, Settlement
 
 if TYPE_CHECKING:
     from scrapy import Spider
@@ -48,6 +48,8 @@ FLUSH_EVERY = 16
 """Pages after which counts go to the stats."""
 STALLED_AFTER = 4.0
 """Seconds without the end of a page; the engine asks for requests at least every 5 s."""
+HOLD_LIMIT = 1000
+"""Requests in memory that one page waits for, over all generations. It bounds what is held."""
 SLOT_NAME_LIMIT = 255
 """Longer names of download slots, which no host has, are shortened in the store."""
 
@@ -113,12 +115,13 @@ class HAScheduler(BaseScheduler):
     def open(self, spider: Spider) -> None:
         settings = self.crawler.settings
         directory = declared.directory(settings, spider.name)
-        frontier = load_object(FRONTIERS[declared.read(settings, "HA_FRONTIER")])(
-            Path(directory) / "frontier",
-            max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
-            order=declared.read(settings, "HA_QUEUE_ORDER"),
-        )
         try:
+            frontier = load_object(FRONTIERS[declared.read(settings, "HA_FRONTIER")])(
+                Path(directory) / "frontier",
+                max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
+                order=declared.read(settings, "HA_QUEUE_ORDER"),
+                crawl=declared.namespace(settings, spider.name),
+            )
             opened = completed(frontier.open())
         except HAError as error:
             logger.error("%s", error)
@@ -132,7 +135,7 @@ class HAScheduler(BaseScheduler):
             type(self._downloader).get_slot_key is Downloader.get_slot_key
             and not self._downloader.ip_concurrency
         )
-        self._lifecycle = Lifecycle(self.crawler, self._ended)
+        self._lifecycle = Lifecycle(self.crawler, self._ended, self._began)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
         self._run.tracks = lambda page: page in self._pages or page is self._seeds.request
         self._commits = Commits(
@@ -148,29 +151,32 @@ class HAScheduler(BaseScheduler):
         self._seeding.open(opened)
         self._lifecycle.wrap_start(self._seeding.produce)
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
-        self._report(opened.resumed, opened.reclaimed, opened.poisoned, frontier, directory)
+        self._report(opened, directory)
 
-    def _report(
-        self, resumed: bool, reclaimed: int, poisoned: int, frontier: Frontier, directory: Path
-    ) -> None:
-        counts = completed(frontier.counts())
-        self._stats.set_value("ha/scheduler/resumed", resumed)
-        self._stats.set_value("ha/scheduler/reclaimed", reclaimed)
-        if resumed:
+    def _report(self, opened: Opened, directory: Path) -> None:
+        counts = completed(self._frontier.counts())
+        self._stats.set_value("ha/scheduler/resumed", opened.resumed)
+        self._stats.set_value("ha/scheduler/reclaimed", opened.reclaimed)
+        if opened.resumed:
             logger.info(
                 "Resuming the crawl in %s: %d requests wait, %d of them were in flight when it was "
                 "interrupted, %d are delayed, start requests %s",
                 directory,
                 counts.ready,
-                reclaimed,
+                opened.reclaimed,
                 counts.delayed,
                 "are complete" if self._seeding.done else "go on",
             )
-        if poisoned:
-            self._stats.inc_value("ha/scheduler/poisoned", poisoned)
+        for dead in opened.poison:
+            self._stats.inc_value("ha/scheduler/poisoned")
+            try:
+                name = str(self._codec.decode(dead.payload))
+            except BadRecord:
+                name = f"a request of slot {dead.slot}"
             logger.error(
-                "%d requests were in flight at every one of several crashes and were set aside as poison",
-                poisoned,
+                "%s was being worked on at %d ends of its process and is set aside as poison",
+                name,
+                json.loads(dead.record)["deliveries"],
             )
 
     def close(self, reason: str) -> Deferred[None]:
@@ -249,6 +255,7 @@ class HAScheduler(BaseScheduler):
         except HAError as error:
             self._fail(error)
             return None
+        self._seeding.make_room()
         if request is None:
             self._wake_when_due()
         else:
@@ -322,7 +329,7 @@ class HAScheduler(BaseScheduler):
         if due and parent is not None and parent.lease is None:
             parent.moved = True  # the retry takes the place of the failed one, and is held for in its stead
             key, parent = parent.key, parent.parent
-        if parent is not None and self._hold_parent:
+        if parent is not None and self._is_holding(parent):
             parent.holds += 1
             self._unstored_holds += 1
         else:
@@ -330,6 +337,26 @@ class HAScheduler(BaseScheduler):
         self._unstored.push(Unstored(request, slot, key, parent), due)
         self._tally.add("ha/scheduler/unserializable")
         self._count_enqueued("memory")
+
+    def _is_holding(self, parent: Page) -> bool:
+        """Whether *parent* is to wait for one more request in memory, within bounds."""
+        if not self._hold_parent or parent is self._seeds:
+            return self._hold_parent
+        root = parent.root()
+        if root is self._seeds:
+            root = parent  # a start request waits for what comes of it, seeding for all of them
+        root.descendants += 1
+        if root.descendants <= HOLD_LIMIT:
+            return True
+        if root.descendants == HOLD_LIMIT + 1:
+            logger.warning(
+                "%s led to more than %d requests that cannot be stored; it is not held any longer, so a kill "
+                "may lose what comes now: make their callbacks methods of the spider",
+                root.request,
+                HOLD_LIMIT,
+            )
+        self._tally.add("ha/scheduler/unheld")
+        return False
 
     def _count_enqueued(self, where: str) -> None:
         self._tally.add(f"scheduler/enqueued/{where}")
@@ -355,7 +382,7 @@ class HAScheduler(BaseScheduler):
     def _next_stored(self) -> Request | None:
         loads = self._loads
         for _ in range(100):
-            leases = completed(self._frontier.lease(1, loads.busy, loads.full, math.inf))
+            leases = completed(self._frontier.lease(1, loads.busy, loads.full, math.inf, exposed=False))
             if not leases:
                 return None
             lease = leases[0]
@@ -378,7 +405,6 @@ class HAScheduler(BaseScheduler):
         self._pages[page.request] = page
         self._by_id[page.id] = page
         self._loads.occupy(page.slot)
-        self._seeding.make_room()
 
     def _set_aside(self, lease: Lease, error: BadRecord) -> None:
         """A stored request that is none: dead, with the reason; the crawl goes on."""
@@ -391,6 +417,17 @@ class HAScheduler(BaseScheduler):
         return json.dumps({**record, "time": self._clock.time()}).encode()
 
     # The end of a request
+
+    def _began(self, request: Request) -> None:
+        """Its callback or errback is about to run: from now on it may be what kills the process."""
+        self._expose(self._pages.get(request), True)
+
+    def _expose(self, page: Page | None, exposed: bool) -> None:
+        if page is not None and page.lease is not None and not self._failed:
+            try:
+                completed(self._frontier.expose(page.lease, exposed))
+            except HAError as error:
+                self._fail(error)
 
     def _left_downloader(self, request: Request) -> None:
         page = self._pages.get(request)
@@ -411,36 +448,40 @@ class HAScheduler(BaseScheduler):
             self._loads.vacate(page.slot)
         self._by_id.pop(page.id, None)
         page.ended = True
+        if page.holds:
+            self._expose(page, False)  # it only waits
         try:
             self._complete(page)
         except Exception as error:
             self._fail(error)
 
     def _complete(self, page: Page) -> None:
-        if page.holds or not page.ended:
-            return
-        if page is self._seeds:
-            self._seeding.done = True
-            self._commits.commit(Commit([page.request], seeded=True))
-            return
-        parent = page.parent
-        if parent is not None:
+        """End *page* if nothing holds it any more, and then those that it held."""
+        while page.ended and not page.holds and page.parent is not None:
+            parent = page.parent
             parent.holds -= 1
             self._unstored_holds -= 1
             if not page.moved:
                 if parent is self._seeds:
-                    self._end_unstored(list(page.family()))
+                    self._end(page)
                 else:
-                    parent.members.append(page)
-            self._complete(parent)
+                    parent.adopt(page)
+            page = parent
+        if page.ended and not page.holds and not page.moved:
+            self._end(page)
+
+    def _end(self, page: Page) -> None:
+        if page is self._seeds:
+            self._seeding.done = True
+            self._commits.commit(Commit([page.request], seeded=True))
             return
-        if page.moved:
-            return
-        family = list(page.family())
-        if page.lease is None:
-            self._end_unstored(family)
-            return
+        family = [*page.members, page]
         keys = [member.key for member in family if member.key is not None]
+        requests = [member.request for member in family]
+        self._unstored.keys.difference_update(keys)
+        if page.lease is None:
+            self._commits.commit(Commit(requests, seen=keys))
+            return
         gave_up = get_state(page.request).get("gave_up")
         dead = None
         if gave_up is not None:
@@ -448,15 +489,7 @@ class HAScheduler(BaseScheduler):
                 {"class": gave_up["cls"], "reason": gave_up["reason"], "url": page.request.url}
             )
             self._tally.add("ha/scheduler/given_up")
-        settlement = Settlement(page.lease, dead=dead)
-        self._commits.commit(Commit([member.request for member in family], settlement, keys))
-        self._unstored.keys.difference_update(keys)
-
-    def _end_unstored(self, family: list[Page]) -> None:
-        """A request in memory that no page waits for."""
-        keys = [member.key for member in family if member.key is not None]
-        self._commits.commit(Commit([member.request for member in family], seen=keys))
-        self._unstored.keys.difference_update(keys)
+        self._commits.commit(Commit(requests, Settlement(page.lease, dead=dead), keys))
 
     # Start requests
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -35,13 +35,24 @@ class Page:
     holds: int = 0
     """Children in memory that are not done."""
     members: list[Page] = field(default_factory=list)
-    """Children in memory that are done, whose items are settled together with this page."""
+    """Descendants in memory that are done, whose items are settled together with this page."""
+    descendants: int = 0
+    """Of a page that waits for what it yielded: all that it waited for so far."""
 
-    def family(self) -> Iterator[Page]:
-        """Members of all generations, then the page itself."""
-        for member in self.members:
-            yield from member.family()
-        yield self
+    def root(self) -> Page:
+        """The page that waits for this one in the end; the page itself, if none does."""
+        page = self
+        while page.parent is not None:
+            page = page.parent
+        return page
+
+    def adopt(self, child: Page) -> None:
+        """*child* and its members are settled together with this page."""
+        if len(self.members) < len(child.members):
+            self.members, child.members = child.members, self.members
+        self.members += child.members
+        self.members.append(child)
+        child.members = []
 
 
 class Loads:

@@ -228,7 +228,7 @@ class Model:
         held = [one for one in self.having("leased") if one.holder == worker]
         reclaimed, poisoned = self.take_back(held)
         self.produced[worker] = {SEED: Produced(-1)}
-        return Opened(resumed, self.seeded, reclaimed, poisoned, dict(self.marks.get(worker, {})))
+        return Opened(resumed, self.seeded, reclaimed, poisoned, marks=dict(self.marks.get(worker, {})))
 
     def close(self, worker: str) -> None:
         for one in self.having("leased"):

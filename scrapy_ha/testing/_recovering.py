@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from typing import TYPE_CHECKING
 
 from scrapy_ha.testing._base import (
@@ -21,7 +22,7 @@ from scrapy_ha.testing._base import (
     numbers,
     opened,
 )
-from scrapy_ha.typing import SEED, Settlement
+from scrapy_ha.typing import SEED, UNEXPOSED_FACTOR, Settlement
 
 if TYPE_CHECKING:
     from scrapy_ha.testing._base import MakeFrontier
@@ -92,6 +93,39 @@ class Recovering(ContractBase):
         again = await lease_all(frontier)
         assert [one.payload for one in again] == [one.payload for n, one in enumerate(flying) if n % 3]
         assert {one.deliveries for one in again} == {2}
+
+    @driven
+    async def test_an_unexposed_delivery_is_not_counted(self, make: MakeFrontier) -> None:
+        """A worker that ends while a request is on its way was not killed by it; only very many such
+        ends are poison."""
+        frontier = await opened(make(max_deliveries=2))
+        await frontier.offer(entries("slow"))
+        for ends in range(2 * UNEXPOSED_FACTOR):
+            (one,) = await frontier.lease(1, {}, (), math.inf, exposed=False)
+            assert one.deliveries == 1, ends
+            self.crash(frontier)
+            frontier = make(max_deliveries=2)
+            found = await frontier.open()
+        assert (found.reclaimed, found.poisoned) == (0, 1)
+        assert [dead.payload for dead in found.poison] == [b"slow"]
+        assert await numbers(frontier) == (0, 0, 0, 1)
+
+    @driven
+    async def test_exposure_comes_and_goes(self, make: MakeFrontier) -> None:
+        """Only what is being worked on when the worker ends is counted."""
+        frontier = await opened(make(max_deliveries=2))
+        await frontier.offer(entries("worked on", "waits"))
+        for deaths in range(2):
+            for one in await frontier.lease(2, {}, (), math.inf, exposed=False):
+                assert await frontier.expose(one, True)
+                if one.payload == b"waits":
+                    assert await frontier.expose(one, False)
+            self.crash(frontier)
+            frontier = make(max_deliveries=2)
+            found = await frontier.open()
+            assert (found.reclaimed, found.poisoned) == ((1, 1) if deaths else (2, 0))
+        assert not await frontier.expose(one, True)
+        assert names(await lease(frontier, 2)) == ["waits"]
 
     @driven
     async def test_suspects_are_delivered_alone(self, make: MakeFrontier) -> None:

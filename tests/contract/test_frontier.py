@@ -61,10 +61,15 @@ class SuspendingFrontier(MemoryFrontier):
         return verdicts
 
     async def lease(
-        self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float
+        self,
+        limit: int,
+        busy: Mapping[str, int],
+        full: Collection[str],
+        ttl: float,
+        exposed: bool = True,
     ) -> list[Lease]:
         await asyncio.sleep(0)
-        leases = await super().lease(limit, busy, full, ttl)
+        leases = await super().lease(limit, busy, full, ttl, exposed)
         await asyncio.sleep(0)
         return leases
 
@@ -134,7 +139,7 @@ def test_a_log_cut_anywhere(tmp_path: Path) -> None:
     (log,) = (tmp_path / "whole" / "db").glob("*.log")
     size = log.stat().st_size
     survivors = set()
-    for n, cut in enumerate(range(0, size, 101)):
+    for n, cut in enumerate([*range(0, size, 101), size]):
         path = tmp_path / f"cut {n}"
         shutil.copytree(tmp_path / "whole", path)
         os.truncate(path / "db" / log.name, cut)

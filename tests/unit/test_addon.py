@@ -107,6 +107,16 @@ def test_own_feed_exporter_of_the_project_stays_alone() -> None:
     assert load_object(FEEDS) not in components(settings, "EXTENSIONS")
 
 
+@pytest.mark.parametrize(
+    ("setting", "path", "stock"),
+    [("DOWNLOADER_MIDDLEWARES", RETRY, RetryMiddleware), ("EXTENSIONS", FEEDS, FeedExporter)],
+)
+def test_part_switched_off_by_hand_leaves_the_stock_one(setting: str, path: str, stock: type) -> None:
+    settings = apply(**{setting: {path: None}})
+    assert stock in components(settings, setting)
+    assert load_object(path) not in components(settings, setting)
+
+
 def test_components_enabled_by_hand_stay_where_they_are() -> None:
     settings = apply(
         DOWNLOADER_MIDDLEWARES={RETRY: 345},
@@ -131,6 +141,18 @@ def test_components_enabled_by_hand_stay_where_they_are() -> None:
 )
 def test_pipeline_only_when_asked_for(project: dict[str, Any], there: bool) -> None:
     assert (load_object(PIPELINE) in components(apply(**project), "ITEM_PIPELINES")) is there
+
+
+@pytest.mark.parametrize("program", ["/env/bin/scrapy", "/env/lib/scrapy/__main__.py"])
+@pytest.mark.parametrize("command", ["shell", "fetch", "parse", "view", "check"])
+def test_commands_that_are_no_crawl_leave_the_store_alone(
+    monkeypatch: pytest.MonkeyPatch, program: str, command: str
+) -> None:
+    """A shell with a crawl's spider does not take up that crawl."""
+    monkeypatch.setattr("sys.argv", [program, command, "--spider=some", "http://a.test/"])
+    assert apply()["SCHEDULER"] == Settings()["SCHEDULER"]
+    monkeypatch.setattr("sys.argv", [program, "crawl", "some"])
+    assert apply()["SCHEDULER"] == SCHEDULER
 
 
 def test_retries_switched_off_in_scrapy_stay_off() -> None:

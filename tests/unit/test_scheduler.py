@@ -205,11 +205,29 @@ def test_poison(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> Non
     one = bench(HA_MAX_DELIVERIES=3)
     one.enqueue(Request("http://a.test/poison"))
     for death in range(3):
-        assert one.next() is not None
+        page = one.next()
+        assert page is not None
+        one.scheduler._began(page)
         one = crash(one, f"death{death}", HA_MAX_DELIVERIES=3)
     assert one.next() is None
     assert one.counts() == (0, 0, 0, 1)
     assert not one.scheduler.has_pending_requests()
+
+
+def test_page_on_its_way_is_no_poison(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> None:
+    """A page that is fetched, or waits for its children, when the process is killed is not blamed."""
+    one = bench(HA_MAX_DELIVERIES=2)
+    one.enqueue(Request("http://a.test/slow"))
+    one.enqueue(Request("http://a.test/holds"))
+    for death in range(4):
+        slow, holds = one.next(), one.next()
+        assert slow is not None
+        assert holds is not None
+        one.scheduler._began(holds)
+        one.enqueue(Request("http://a.test/lambda", callback=lambda response: None), holds)
+        one.end(holds)
+        one = crash(one, f"death{death}", HA_MAX_DELIVERIES=2)
+    assert one.counts() == (2, 0, 0, 0)
 
 
 def test_retry_is_delayed_in_one_step(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> None:
@@ -344,6 +362,39 @@ def test_unserializable_holds_its_page(bench: Callable[..., Bench], crash: Calla
     after = crash(one, "later")
     assert after.next() is None
     assert not after.enqueue(Request("http://a.test/lambda"))
+
+
+def test_chain_in_memory_is_held_within_bounds(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page waits for what comes of it in memory, however long the chain, up to a limit."""
+    monkeypatch.setattr(component, "HOLD_LIMIT", 3000)
+    one = bench()
+    settled: list[str] = []
+
+    class Feed:
+        def settle(self, page: Request) -> None:
+            settled.append(page.url)
+
+        def marks(self) -> dict[str, bytes]:
+            return {}
+
+        def fsync(self) -> None: ...
+
+    run_of(one.crawler).durables.append(Feed())
+    one.enqueue(Request("http://a.test/"))
+    page = one.next()
+    assert page is not None
+    for number in range(3002):
+        one.enqueue(Request(f"http://a.test/{number}", callback=lambda response: None), page)
+        one.end(page)
+        page = one.next()
+        assert page is not None
+        assert bool(settled) is (number >= 3000)
+    one.end(page)
+    assert len(settled) == len(set(settled)) == 3003
+    assert one.counts() == (0, 0, 0, 0)
+    assert not one.scheduler._unstored_holds
 
 
 def test_unserializable_is_retried_with_its_delay(bench: Callable[..., Bench]) -> None:

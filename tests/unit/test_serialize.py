@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import pathlib
 import sys
@@ -22,8 +23,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scrapy import Field, FormRequest, Item, Request, Selector, Spider
-from scrapy.http import Headers, JsonRequest, XmlRpcRequest
+from scrapy.http import Headers, HtmlResponse, JsonRequest, XmlRpcRequest
 from scrapy.http.request import NO_CALLBACK
+from scrapy.linkextractors import LinkExtractor
 
 from scrapy_ha._values import MAX_BYTES, MAX_DEPTH
 from scrapy_ha.errors import BadRecord, Unserializable
@@ -323,6 +325,114 @@ def test_a_class_that_is_not_found_again_is_refused(codec: RequestCodec) -> None
     impostor = type("OwnRequest", (Request,), {"__module__": __name__})
     with pytest.raises(Unserializable):
         codec.encode(impostor(URL))
+
+
+LATE_MODULE = """
+from collections import namedtuple
+from dataclasses import dataclass
+from enum import Enum
+
+import attr
+from scrapy import Field, Item, Request
+
+class LateRequest(Request): ...
+
+class LateItem(Item):
+    x = Field()
+
+@dataclass
+class LateData:
+    x: int = 1
+
+@attr.s(auto_attribs=True)
+class LateAttrs:
+    x: int = 1
+
+class LateEnum(Enum):
+    X = 1
+
+LateTuple = namedtuple("LateTuple", "x")
+"""
+
+
+@pytest.fixture
+def late(codec: RequestCodec, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module that is imported when the codec exists already."""
+    name = "late_module_of_a_callback"
+    (tmp_path / f"{name}.py").write_text(LATE_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(name)
+    del sys.modules[name]
+
+
+def test_a_request_class_imported_late_is_refused(codec: RequestCodec, late: Any) -> None:
+    """After a restart it would not be found, since reading imports nothing."""
+    for _ in range(2):
+        with pytest.raises(Unserializable, match=r"module late_module_of_a_callback .* not loaded") as caught:
+            codec.encode(late.LateRequest(URL))
+        assert caught.value.kind == "class:LateRequest"
+        assert str(caught.value).endswith("Import it at the top of the spider's module.")
+
+
+LATE_VALUES = [
+    (lambda late: late.LateData(), "LateData"),
+    (lambda late: late.LateAttrs(), "LateAttrs"),
+    (lambda late: late.LateItem(x=1), "LateItem"),
+    (lambda late: late.LateTuple(1), "LateTuple"),
+    (lambda late: late.LateEnum.X, "LateEnum"),
+]
+
+
+@pytest.mark.parametrize(("build", "name"), LATE_VALUES, ids=[name for _, name in LATE_VALUES])
+def test_a_value_of_a_class_imported_late_is_refused(
+    build: Any, name: str, codec: RequestCodec, late: Any
+) -> None:
+    """Wherever it stands; the error names the element, the module and what to do."""
+    value = build(late)
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"meta": {"ok": make(Point, 1), "v": value}}, f"meta.v:{name}"),
+        ({"meta": {"ok": Colour.RED, "v": [{"deep": (value,)}]}}, f"meta.v:{name}"),
+        ({"meta": {"v": make(Point, value)}}, f"meta.v:{name}"),
+        ({"meta": {"v": {1: value}, "\ud800": 1}}, f"meta.v:{name}"),
+        ({"cb_kwargs": {"v": value}}, f"cb_kwargs.v:{name}"),
+        ({"flags": [value]}, f"flags:{name}"),
+    ]
+    for changes, kind in cases:
+        with pytest.raises(Unserializable, match=r"module late_module_of_a_callback .* not loaded") as caught:
+            codec.encode(Request(URL, **changes))
+        assert caught.value.kind == kind
+        assert str(caught.value).endswith("Import it at the top of the spider's module.")
+    with pytest.raises(Unserializable) as caught:
+        codec.encode(OwnRequest(URL, render=value))
+    assert caught.value.kind == f"OwnRequest.render:{name}"
+    # What is stored of it otherwise is for readers that have it.
+    assert_same(decode_value(encode_value(value)), value)
+
+
+def test_what_a_restarted_crawl_has_not_loaded_is_what_was_refused(
+    codec: RequestCodec, late: Any, spider: Any
+) -> None:
+    """A codec made after the import stores it; a process without the module cannot read that."""
+    request = late.LateRequest(URL, meta={"v": [late.LateData(), late.LateEnum.X]})
+    data = RequestCodec(spider).encode(request)
+    found = codec.decode(data)
+    assert type(found) is late.LateRequest
+    assert found.meta == request.meta
+    with pytest.MonkeyPatch.context() as restarted:
+        restarted.delitem(sys.modules, late.__name__)
+        with pytest.raises(BadRecord):
+            RequestCodec(spider).decode(data)
+
+
+def test_classes_of_a_script_are_stored(codec: RequestCodec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``__main__`` is there from the start, also when it defines a class after it."""
+    script = type("ScriptRequest", (Request,), {"__module__": "__main__"})
+    colour = Enum("ScriptEnum", "RED", module="__main__")  # type: ignore[misc]
+    for cls in (script, colour):
+        monkeypatch.setattr(sys.modules["__main__"], cls.__name__, cls, raising=False)
+    found = codec.decode(codec.encode(script(URL, meta={"c": colour["RED"]})))
+    assert type(found) is script
+    assert found.meta == {"c": colour["RED"]}
 
 
 def test_what_cannot_be_stored_is_named(codec: RequestCodec, spider: Any) -> None:
@@ -876,10 +986,6 @@ def test_a_field_that_was_never_set_stays_unset() -> None:
     assert vars(found) == {"x": 1}
 
 
-class TextLike(str):
-    __slots__ = ()
-
-
 @dataclass
 class BuiltinBased(dict):  # type: ignore[type-arg]
     x: Any = 1
@@ -915,7 +1021,6 @@ class Plain:
     [
         (object(), "object"),
         (Plain(), "Plain"),
-        (TextLike("x"), "TextLike"),
         (OrderedDict(a=1), "OrderedDict"),
         (True + 1j, "complex"),
         (Access.READ | Access.WRITE, "Access"),
@@ -1020,3 +1125,40 @@ def test_a_long_number_is_read_in_time() -> None:
     """Reading takes time in proportion to the size: no decimal digits are converted."""
     value = 1 << (8 * 2**20)
     assert decode_value(encode_value(value)) == value
+
+
+class TextLike(str):
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        CALLED.append("str")
+        return "something else"
+
+
+class NumberLike(int):
+    __slots__ = ()
+
+
+class BytesLike(bytes):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [(TextLike("x"), "x"), (NumberLike(7), 7), (BytesLike(b"y"), b"y"), (TextLike("é"), "é")],
+)
+def test_texts_and_numbers_of_other_classes_become_plain(value: Any, plain: Any) -> None:
+    """They are kept as what they are, in any position, without running what they override."""
+    for found in (decode_value(encode_value(value)), decode_value(encode_value({"k": [value]}))["k"][0]):
+        assert type(found) is type(plain)
+        assert found == plain
+
+
+def test_text_of_a_link_is_stored(codec: RequestCodec) -> None:
+    """CrawlSpider puts it in meta; lxml gives it as a class of its own."""
+    response = HtmlResponse(URL, body=b'<a href="/x">text of the link</a>')
+    (link,) = LinkExtractor().extract_links(response)
+    meta = {"link_text": link.text}
+    found = codec.decode(codec.encode(Request(link.url, meta=meta))).meta
+    assert found == {"link_text": "text of the link"}
+    assert type(found["link_text"]) is str

@@ -84,11 +84,12 @@ def test_bit_flips_in_the_log_are_noticed(tmp_path: Path) -> None:
     one = LevelDBFrontier(path)
     completed(one.open())
     completed(one.offer(entries(20)))
+    completed(one.offer([Entry(b"last", "host")]))  # without it the harm would be at a torn end
     snapshot = copy_of(path, tmp_path / "snapshot")
     completed(one.close())
     (log,) = (snapshot / "db").glob("*.log")
     whole = log.read_bytes()
-    for at in range(20, len(whole) - 40, 61):
+    for at in range(20, len(whole) - 200, 61):
         damaged = copy_of(snapshot, tmp_path / "damaged")
         flipped = bytearray(whole)
         flipped[at] ^= 1 << at % 8
@@ -132,6 +133,20 @@ def test_damaged_directory_is_refused(tmp_path: Path, name: str, content: bytes 
     completed(again.close())
 
 
+def test_directory_of_another_crawl_is_refused(tmp_path: Path) -> None:
+    """Its requests are not taken for this crawl's; under its own name it goes on."""
+    path = tmp_path / "frontier"
+    one = LevelDBFrontier(path, crawl="books")
+    completed(one.open())
+    completed(one.offer(entries(5)))
+    completed(one.close())
+    with pytest.raises(StoreDamaged, match="another crawl, 'books'"):
+        completed(LevelDBFrontier(path, crawl="authors").open())
+    again = LevelDBFrontier(path, crawl="books")
+    assert completed(again.open()).resumed
+    completed(again.close())
+
+
 def test_killed_while_being_made(tmp_path: Path) -> None:
     """A directory that was never whole is made again."""
     path = tmp_path / "frontier"
@@ -158,8 +173,20 @@ def test_memory_holds_heads_only(frontier: LevelDBFrontier) -> None:
     """However many wait, few are in memory, and the order is that of arrival."""
     completed(frontier.offer(entries(5000)))
     slots = frontier._ready.slots
-    assert slots._buffered <= 2 * _slots.HEAD
+    assert sum(len(slot.items) for slot in slots._slots.values()) <= 2 * _slots.HEAD
     assert [int(payload.split(b".")[0]) for payload in drain(frontier, 1)] == list(range(5000))
+
+
+def test_large_payloads_stay_on_disk(frontier: LevelDBFrontier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read ahead is bounded in bytes as well; the order is that of arrival all the same."""
+    monkeypatch.setattr(_slots, "BUFFER_BYTES", 100_000)
+    completed(frontier.offer(entries(300, slots=3, size=10_000)))
+    slots = frontier._ready.slots
+    assert slots._bytes <= 120_000
+    numbers = [int(payload.split(b".")[0]) for payload in drain(frontier, 1)]
+    assert sorted(numbers) == list(range(300))
+    assert [number for number in numbers if not number % 3] == list(range(0, 300, 3))
+    assert slots._bytes == 0
 
 
 def test_more_slots_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +235,7 @@ def test_lifo_trims_its_head(tmp_path: Path) -> None:
     completed(one.open())
     for entry in entries(1000):
         completed(one.offer([entry]))
-    assert one._ready.slots._buffered <= 2 * _slots.HEAD
+    assert sum(len(slot.items) for slot in one._ready.slots._slots.values()) <= 2 * _slots.HEAD
     assert [int(payload.split(b".")[0]) for payload in drain(one)] == list(range(999, -1, -1))
     completed(one.close())
 
