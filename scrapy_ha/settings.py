@@ -176,8 +176,8 @@ def _declare() -> Mapping[str, Setting]:
             _integer,
             5,
             "a whole number, at least 1",
-            "How often a page may be being worked on when its worker dies. Then it is poison, and moves to the "
-            "dead state. While it is on its way, or waits for what it yielded, it is not blamed.",
+            "How often a page may be being worked on when its worker dies. Then it is poison, and moves to "
+            "the dead state. While it is on its way, or waits for what it yielded, it is not blamed.",
             lambda v: v >= 1,
         ),
         Setting(
