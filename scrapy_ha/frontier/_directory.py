@@ -46,7 +46,6 @@ class FrontierDirectory:
         self._crawl = crawl
         self._lock = DirectoryLock(path)
         self._db: Any = None
-        self._dirty_names: set[str] = set()
 
     def open(self) -> Any:
         """The open LevelDB.
