@@ -84,13 +84,10 @@ class Fingerprints:
             if found is None:
                 found = (_short_digest(url) if self._short else None) or self._fingerprint(request)
             if len(url) <= URL_LIMIT:
-                self._remember(url, found)
+                if len(self._young) >= self._half:
+                    self._old, self._young = self._young, {}
+                self._young[url] = found
         return found
-
-    def _remember(self, url: str, found: bytes) -> None:
-        if len(self._young) >= self._half:
-            self._old, self._young = self._young, {}
-        self._young[url] = found
 
 
 def host_of(url: str) -> str:
@@ -111,7 +108,8 @@ def is_canonical(url: str) -> bool:
 
 def _short_digest(url: str) -> bytes | None:
     """Scrapy's fingerprint of a GET request of *url*, if that is certain to be canonical."""
-    url, _, _ = url.partition("#")
+    if "#" in url:
+        url, _, _ = url.partition("#")
     match = _CANONICAL.fullmatch(url)
     if match is None:
         return None

@@ -12,7 +12,7 @@ import contextlib
 import json
 import math
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,11 @@ if TYPE_CHECKING:
     from scrapy_ha.typing import Clock
 
 PROMOTE_LIMIT = 256
-"""Delayed requests made ready by one lease call."""
+"""Delayed requests made ready at a time."""
+PROMOTE_ROUNDS = 4
+"""Times that one lease call does so, when all that it found is in full slots."""
 FIND_ROUNDS = 32
-"""Times that one lease call looks for more in this way, when all it found is in full slots."""
+"""Times that one lease call looks on disk for slots, likewise."""
 RECLAIM_LIMIT = 100
 COMPACT_AFTER = 200_000
 """Settled requests after which the range they stood in is compacted."""
@@ -99,6 +101,8 @@ class LevelDBFrontier:
         self._delayed_from = b"d"
         self._settled = 0
         self._dead_ranges: list[tuple[bytes, bytes]] = []
+        self._unknown: bytes | None = None
+        """A key that was asked for and not found; nothing was written since."""
 
     @property
     def clock(self) -> Clock:
@@ -178,7 +182,10 @@ class LevelDBFrontier:
         return verdicts
 
     def knows(self, key: bytes) -> bool | None:
-        return self._db.get(layout.seen_prefix(self._state.generation) + key) is not None
+        known = self._db.get(layout.seen_prefix(self._state.generation) + key) is not None
+        if not known:
+            self._unknown = key
+        return known
 
     async def lease(
         self,
@@ -195,16 +202,15 @@ class LevelDBFrontier:
         self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float, exposed: bool
     ) -> list[Lease]:
         now = self.clock.time()
-        rounds = FIND_ROUNDS
-        self._find_more(now)
+        more = self._find_more(now)
+        next(more, None)
         taken: list[_Held] = []
         batch = self._db.batch()
         load = busy
         while len(taken) < limit:
             found = self._ready.take(load, full)
             if found is None:
-                rounds -= 1
-                if rounds and self._find_more(now):
+                if next(more, False):
                     continue
                 break
             slot, (queue_key, payload) = found
@@ -406,6 +412,7 @@ class LevelDBFrontier:
 
     def _write(self, batch: Any) -> None:
         """Write *batch* and the state in one step."""
+        self._unknown = None
         state = self._state
         state.time = self.clock.time()
         batch.put(layout.STATE_KEY, state.pack())
@@ -423,7 +430,7 @@ class LevelDBFrontier:
         for entry in entries:
             if entry.key is not None:
                 marker = seen_prefix + entry.key
-                new = marker not in fresh and self._db.get(marker) is None
+                new = marker not in fresh and (entry.key is self._unknown or self._db.get(marker) is None)
                 if new:
                     fresh.add(marker)
                     batch.put(marker, layout.pack_time(now))
@@ -569,12 +576,19 @@ class LevelDBFrontier:
 
     # Delayed
 
-    def _find_more(self, now: float) -> bool:
-        """Make due requests ready and load slots, a bounded number; whether there may be any."""
-        due = self._earliest <= now
-        if due:
-            self._promote(now)
-        return self._ready.load_more() or due
+    def _find_more(self, now: float) -> Iterator[bool]:
+        """Make due requests ready and load slots, step by step, a bounded number of times.
+
+        What is left is found by the next call of ``lease``: ``next_due`` is in the past as long as
+        something due is not ready.
+        """
+        for turn in range(FIND_ROUNDS):
+            due = self._earliest <= now and turn < PROMOTE_ROUNDS
+            if due:
+                self._promote(now)
+            if not (self._ready.load_more() or due):
+                return
+            yield True
 
     def _promote(self, now: float) -> None:
         """Make delayed requests ready whose time has come."""

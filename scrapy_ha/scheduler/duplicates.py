@@ -10,7 +10,7 @@ from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.misc import build_from_crawler, load_object
 
 from scrapy_ha.fingerprint import Fingerprints
-from scrapy_ha.scheduler.cheap import RecentKeys, Tally
+from scrapy_ha.scheduler.cheap import KeyCache, Tally
 
 if TYPE_CHECKING:
     from scrapy import Request
@@ -42,7 +42,7 @@ class Duplicates:
         if cls not in (RFPDupeFilter, BaseDupeFilter):
             self._own = build_from_crawler(cls, crawler)
         self._knows: Callable[[bytes], bool | None] = lambda key: None
-        self._recent = RecentKeys()
+        self._met = KeyCache()
         self._debug = settings.getbool("DUPEFILTER_DEBUG")
         self._first = True
         self.fingerprints = Fingerprints(crawler.request_fingerprinter)
@@ -65,8 +65,10 @@ class Duplicates:
 
     def drops(self, request: Request, key: bytes) -> bool:
         """Whether *request* was seen before; said and counted if so."""
-        if key in self._recent or key in self._elsewhere or self._knows(key):
-            self._recent.add(key)
+        met = key in self._met
+        if met or key in self._elsewhere or self._knows(key):
+            if not met:
+                self._met.add(key)
             self._tally.add("dupefilter/filtered")
             if self._debug or self._first:
                 self._log(request)
@@ -78,7 +80,7 @@ class Duplicates:
 
     def stored(self, key: bytes) -> None:
         """*key* is in the frontier now."""
-        self._recent.add(key)
+        self._met.add(key)
 
     def _log(self, request: Request) -> None:
         message = "Filtered duplicate request: %(request)s"
