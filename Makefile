@@ -5,6 +5,7 @@
 #   make oldest    unit and contract tests and a few crawls against the oldest supported dependencies
 #   make lint types docs wheel
 #   make demo      a crawl that is killed KILLS times and loses nothing
+#   make chaos     crawls killed ROUNDS times at random moments (make test does a few of them)
 #   make bench     speed against Scrapy's own queues
 #   make clean
 #
@@ -16,8 +17,9 @@ VENV ?= .venv
 OLDEST ?= .venv-oldest
 TESTS ?= tests
 # Whole crawls that are run against the oldest dependencies as well.
-SMOKE ?= tests/functional/test_endings.py tests/functional/test_kill.py
+SMOKE ?= tests/functional/test_endings.py tests/functional/test_kill.py tests/functional/test_two_processes.py
 KILLS ?= 2
+ROUNDS ?= 100
 BENCH ?=
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -30,7 +32,7 @@ SOURCES := setup.cfg pyproject.toml README.md LICENSE $(shell find scrapy_ha -no
 
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: test suite oldest lint types docs wheel demo bench clean
+.PHONY: test suite oldest lint types docs wheel demo chaos bench clean
 
 test: lint types docs oldest suite
 
@@ -58,6 +60,9 @@ wheel: $(VENV)/.wheel
 
 demo: $(VENV)/.wheel
 	$(BIN)/python example_project/demo/run.py --kills $(KILLS)
+
+chaos: $(VENV)/.test
+	SCRAPY_HA_WHEEL=1 CHAOS_ROUNDS=$(ROUNDS) $(BIN)/pytest -s tests/chaos
 
 bench: $(VENV)/.wheel
 	$(BIN)/python benchmarks/run.py $(BENCH)

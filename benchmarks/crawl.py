@@ -56,10 +56,11 @@ def crawl(variant: str, site: str, pages: int) -> dict[str, Any]:
 
 
 @contextmanager
-def running_site(pages: int, links: int, size: int) -> Iterator[str]:
-    """The URL of the site, while its process runs."""
+def running_site(pages: int, links: int, size: int, hosts: int = 1) -> Iterator[str]:
+    """The URL of the site at the first of its addresses, while its process runs."""
     script = Path(__file__).with_name("site.py")
-    command = [sys.executable, str(script), f"--pages={pages}", f"--links={links}", f"--size={size}"]
+    options = {"pages": pages, "links": links, "size": size, "hosts": hosts}
+    command = [sys.executable, str(script), *(f"--{name}={value}" for name, value in options.items())]
     # Leaving the block closes the site's standard input, upon which it ends.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -18,13 +18,22 @@ import time
 from pathlib import Path
 
 import crawl
+import deadhost
+import decisions
 import hotpath
 import measure
 import memory
 import tombstones
 import variants
 
-PROGRAMS = {"crawl": crawl, "hotpath": hotpath, "memory": memory, "tombstones": tombstones}
+PROGRAMS = {
+    "crawl": crawl,
+    "hotpath": hotpath,
+    "decisions": decisions,
+    "memory": memory,
+    "tombstones": tombstones,
+    "deadhost": deadhost,
+}
 PACKAGES = ("scrapy-ha", "Scrapy", "Twisted", "lxml", "parsel", "plyvel", "plyvel-next", "msgspec")
 
 

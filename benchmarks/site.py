@@ -55,12 +55,15 @@ class Server(asyncio.Protocol):
             self.transport.write(self._site.get(request.split(b" ", 2)[1], NOT_FOUND))
 
 
-async def serve(site: dict[bytes, bytes]) -> None:
+async def serve(site: dict[bytes, bytes], hosts: int) -> None:
+    """Serve at 127.0.0.1 and the addresses behind it, all at one port."""
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Server(site), "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
+    port = 0
+    for n in range(1, hosts + 1):
+        server = await loop.create_server(lambda: Server(site), f"127.0.0.{n}", port, backlog=512)
+        port = server.sockets[0].getsockname()[1]
+    print(port, flush=True)
     await loop.run_in_executor(None, sys.stdin.read)
-    server.close()
 
 
 if __name__ == "__main__":
@@ -68,5 +71,6 @@ if __name__ == "__main__":
     parser.add_argument("--pages", type=int, default=2000)
     parser.add_argument("--links", type=int, default=100)
     parser.add_argument("--size", type=int, default=20_000, help="bytes a page")
+    parser.add_argument("--hosts", type=int, default=1, help="addresses to serve at, from 127.0.0.1 on")
     given = parser.parse_args()
-    asyncio.run(serve(answers(given.pages, given.links, given.size)))
+    asyncio.run(serve(answers(given.pages, given.links, given.size), given.hosts))

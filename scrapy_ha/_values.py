@@ -45,7 +45,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -206,6 +206,19 @@ def lift(value: Any, depth: int = MAX_DEPTH) -> Any:
                 value[key] = lift(element, depth - 1)
         return value
     raise BadRecord(f"a value of type {kind.__name__}")
+
+
+def without(stored: Any, names: Collection[str]) -> Any:
+    """A map, as the decoder gives it, without some of its keys; anything else as it is."""
+    if type(stored) is dict:
+        return {key: value for key, value in stored.items() if key not in names}
+    if type(stored) is Ext and stored.code == PAIRS:
+        pairs = _unpack(stored.data)
+        kept = [
+            part for at in range(0, len(pairs), 2) if pairs[at] not in names for part in pairs[at : at + 2]
+        ]
+        return Ext(PAIRS, pack(kept))
+    return stored
 
 
 def unpack(data: bytes) -> Any:

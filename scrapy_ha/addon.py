@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scrapy.downloadermiddlewares.httpcompression import HttpCompressionMiddleware
 from scrapy.downloadermiddlewares.retry import RetryMiddleware
 from scrapy.extensions.feedexport import FeedExporter
 from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
+from scrapy_ha.errors import HAError, StoreLocked
 from scrapy_ha.run import Run, run_of
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
 RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
+DECOMPRESSION = "scrapy_ha.retry.decompression.RetryingHttpCompressionMiddleware"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
 PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
 
@@ -65,6 +69,11 @@ class Addon:
         store = ""
         if "scheduler on" in parts:
             directory = declared.directory(settings, self._spider_name)
+            self._check_frontier(
+                directory,
+                declared.namespace(settings, self._spider_name),
+                declared.read(settings, "HA_LOCK_WAIT"),
+            )
             store = f"; requests are kept in LevelDB in {directory}"
         logger.info("scrapy_ha: %s%s", ", ".join(parts), store)
 
@@ -86,10 +95,38 @@ class Addon:
         settings.set("SCHEDULER", SCHEDULER, "addon")
         return "scheduler on"
 
+    def _check_frontier(self, directory: Path, crawl: str, wait: float) -> None:
+        """Refuse a directory that is damaged, none of ours, or still in use after *wait* seconds.
+
+        The scheduler does so as well, but only when the spider is open: then Scrapy before 2.19 exits
+        with status 0, and its extensions complain of a spider that never opened.
+        """
+        try:
+            from scrapy_ha.frontier._directory import FrontierDirectory  # noqa: PLC0415 - needs plyvel
+
+            frontier = FrontierDirectory(directory / "frontier", crawl)
+            deadline = time.monotonic() + wait
+            while True:
+                try:
+                    return frontier.check()
+                except StoreLocked as locked:
+                    if time.monotonic() >= deadline:
+                        raise
+                    logger.info(
+                        "Waiting up to %g s more (HA_LOCK_WAIT): %s", deadline - time.monotonic(), locked
+                    )
+                time.sleep(min(1.0, max(deadline - time.monotonic(), 0.0)))  # nothing runs here yet
+        except HAError as error:
+            logger.error("%s", error)
+            raise
+
     def _retry(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_RETRY_ENABLED") or not settings.getbool("RETRY_ENABLED"):
             return "retry off"
-        return "retry " + _take_place(settings, "DOWNLOADER_MIDDLEWARES", RetryMiddleware, RETRY, 550)
+        taken = _take_place(settings, "DOWNLOADER_MIDDLEWARES", RetryMiddleware, RETRY, 550)
+        if taken == "on":
+            _take_place(settings, "DOWNLOADER_MIDDLEWARES", HttpCompressionMiddleware, DECOMPRESSION, 590)
+        return f"retry {taken}"
 
     def _feeds(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_FEEDS_ENABLED"):
@@ -97,7 +134,11 @@ class Addon:
         return "feeds " + _take_place(settings, "EXTENSIONS", FeedExporter, FEEDS, 0)
 
     def _pipeline(self, settings: BaseSettings) -> str:
-        if not settings.get("MONGO_URI") and not declared.read(settings, "HA_SPOOL"):
+        wanted = settings.get("MONGO_URI") or declared.read(settings, "HA_SPOOL")
+        placed = {load_object(key): value for key, value in settings.getdict("ITEM_PIPELINES").items()}
+        if load_object(PIPELINE) in placed:
+            return "item pipeline " + ("off" if placed[load_object(PIPELINE)] is None else "on")
+        if not wanted:
             return "item pipeline off"
         settings.setdefault_in_component_priority_dict("ITEM_PIPELINES", load_object(PIPELINE), 900)
         return "item pipeline on"
@@ -128,9 +169,9 @@ def _take_place(settings: BaseSettings, name: str, stock: type, path: str, order
         return "off"
     if placed.get(stock) is not None:
         settings.replace_in_component_priority_dict(name, stock, own)
-        return "on"
+    else:
+        settings.setdefault_in_component_priority_dict(name, own, order)
     # As it stands in the *_BASE setting: Scrapy 2.13 does not see that a class is the same.
     in_base: Any = f"{stock.__module__}.{stock.__qualname__}"
     settings.setdefault_in_component_priority_dict(name, in_base, None)
-    settings.setdefault_in_component_priority_dict(name, own, order)
     return "on"

@@ -8,6 +8,7 @@ import socket
 import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from scrapy_ha.errors import StoreError, StoreLocked
 
@@ -49,7 +50,7 @@ class DirectoryLock:
         """
         directory = self.path.parent
         try:
-            # Not inherited by child processes, which would hold the lock beyond our end.
+            # Not inherited over exec; for fork see below.
             handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise StoreError(f"{directory}: cannot be locked for one owner: {error}") from error
@@ -68,6 +69,7 @@ class DirectoryLock:
                 f"{directory}: its file system cannot lock files ({error}); use a directory on a local disk"
             ) from error
         self._handle = handle
+        _held.add(self)
         _write(handle, _owner())
 
     def release(self) -> None:
@@ -76,6 +78,23 @@ class DirectoryLock:
             _write(self._handle, b"")
             os.close(self._handle)
             self._handle = None
+        _held.discard(self)
+
+
+_held: WeakSet[DirectoryLock] = WeakSet()
+
+
+def _leave_to_parent() -> None:
+    """A forked child, such as a worker of a process pool, would hold the locks beyond our end."""
+    for lock in tuple(_held):
+        if lock._handle is not None:
+            os.close(lock._handle)
+            lock._handle = None
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 if sys.platform == "win32":

@@ -7,9 +7,9 @@ written only after every :class:`~scrapy_ha.typing.Durable` has settled the page
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from scrapy_ha.clock import SystemClock
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scrapy import Request
     from scrapy.crawler import Crawler
 
-    from scrapy_ha.typing import Clock, Durable
+    from scrapy_ha.typing import Clock, Durable, Gate
 
 current_page: ContextVar[Request | None] = ContextVar("scrapy_ha_page", default=None)
 """The request whose callback or errback is running, or whose output is being processed, in
@@ -26,6 +26,10 @@ this context. Set by :mod:`scrapy_ha.lifecycle` for the length of that work."""
 
 
 def _tracks_nothing(page: Request) -> bool:
+    return False
+
+
+def _buries_nothing(page: Request) -> bool:
     return False
 
 
@@ -43,13 +47,30 @@ class Run:
         self.clock: Clock = SystemClock()
         """The time that stored due times refer to; the scheduler puts in its frontier's."""
         self.durables: list[Durable] = []
+        self.failed: Callable[[Request, Exception], Any] | None = None
+        """Set by the retry middleware, for failures that Scrapy does not tell it of: what becomes of
+        the request is its retry, or ``None``, or an awaitable of either."""
+        self.gate: Gate | None = None
+        """What keeps requests from hosts that are not to be sent any; asked by the scheduler."""
         self.tracks: Callable[[Request], bool] = _tracks_nothing
         """Whether the scheduler will have the Durables settle *page* when it is done."""
+
+        self.keep: Callable[[Mapping[str, bytes]], None] | None = None
+        """Set by the scheduler, if it keeps things: stores marks at once. Those come back in
+        :attr:`marks`; ``b""`` stands for one that is no longer needed. Never raises."""
+        self.bury: Callable[[Request], bool] = _buries_nothing
+        """To be called with a request that is given up, as soon as its state says so (``gave_up``) and
+        before anything else does: what is known of it is on disk then. Whether it was kept; not so are
+        requests of other schedulers, and those that cannot be stored. Never raises."""
 
     @property
     def tracking(self) -> bool:
         """The scheduler is one that has the Durables settle pages. Final once it is open."""
         return self.tracks is not _tracks_nothing
+
+    def time(self) -> float:
+        """Epoch seconds, as :attr:`clock` has them: this is a :class:`~scrapy_ha.typing.Clock` too."""
+        return self.clock.time()
 
     def settle(self, page: Request) -> None:
         """Have every Durable settle *page*. Raises what they raise: the page is then not done."""

@@ -58,6 +58,7 @@ from scrapy_ha._values import (
     require_loaded,
     resolve,
     unpack,
+    without,
 )
 from scrapy_ha.errors import BadRecord, Unserializable
 from scrapy_ha.fingerprint import is_canonical
@@ -156,6 +157,64 @@ def decode_value(data: bytes) -> Any:
         return unpack(_content(data))
     except Exception as error:
         raise _bad("value", error) from error
+
+
+def describe_request(data: bytes) -> dict[str, Any]:
+    """The attributes of a stored request as plain data, without its spider: callbacks by name.
+
+    A value that cannot be restored here, as its class is not loaded, becomes a text that says so.
+
+    Raises:
+        BadRecord: *data* is not one whole request of a known version.
+    """
+    try:
+        record = _decode_record(_content(data))
+    except Exception as error:
+        raise _bad("request", error) from error
+    described: dict[str, Any] = {
+        "url": record.url,
+        "method": record.method,
+        "callback": record.callback,
+        "errback": record.errback,
+        "headers": {
+            name.decode("latin-1"): [value.decode("latin-1") for value in values]
+            for name, values in record.headers.items()
+        },
+        "body": record.body,
+        "cookies": _shown(record.cookies),
+        "meta": _shown(record.meta),
+        "cb_kwargs": _shown(record.cb_kwargs),
+        "encoding": record.encoding,
+        "priority": record.priority,
+        "dont_filter": record.dont_filter,
+        "flags": _shown(record.flags),
+        "class": record.cls,
+        "attributes": _shown(record.own),
+    }
+    return {name: value for name, value in described.items() if value not in (None, {}, [], b"")}
+
+
+def without_meta(data: bytes, *names: str) -> bytes:
+    """The stored request *data* without some keys of its ``meta``.
+
+    Raises:
+        BadRecord: *data* is not one whole request of a known version.
+    """
+    try:
+        record = _decode_record(_content(data))
+        record.meta = without(record.meta, names) or None
+        return _framed(pack(record), "request")
+    except Exception as error:
+        raise _bad("request", error) from error
+
+
+def _shown(value: Any) -> Any:
+    if type(value) is dict:
+        return {str(name): _shown(element) for name, element in value.items()}
+    try:
+        return lift(value)
+    except Exception as error:
+        return f"({_bad('value', error)})"
 
 
 class RequestCodec:

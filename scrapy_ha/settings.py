@@ -7,6 +7,7 @@ as text; it means the same then. A value that is not allowed fails when the craw
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -116,12 +117,32 @@ def _item_key(value: Any) -> Any:
     return fields
 
 
+def _mapping(value: Any) -> dict[Any, Any]:
+    if isinstance(value, str):
+        value = json.loads(value)
+    if not isinstance(value, Mapping):
+        raise TypeError(value)
+    return dict(value)
+
+
+def _callable(value: Any) -> Any:
+    if callable(value) or (isinstance(value, str) and value.strip()):
+        return value
+    raise TypeError(value)
+
+
+def _tokens(value: Any) -> tuple[str, ...]:
+    tokens = value.split(",") if isinstance(value, str) else list(value)
+    return tuple(_text(token).strip().upper() for token in tokens if token != "")
+
+
 def _declare() -> Mapping[str, Setting]:
     boolean = "True or False"
     seconds = "a number of seconds, at least 0"
     frontier, frontiers = _choice("auto", "leveldb")
     fsync, fsyncs = _choice("always", "interval", "never")
     order, orders = _choice("fifo", "lifo")
+    excess, excesses = _choice("park", "give_up")
     declared = (
         Setting(
             "HA_DIR",
@@ -135,9 +156,18 @@ def _declare() -> Mapping[str, Setting]:
             "HA_NAMESPACE",
             _optional(_text),
             None,
-            "a name without slashes, or None",
+            "a name without slashes that is not . or .., or None",
             "The crawl's name. None: the spider's name. Two crawls of one spider take two names.",
             lambda v: v is None or ("/" not in v and "\\" not in v and v not in {".", ".."}),
+        ),
+        Setting(
+            "HA_LOCK_WAIT",
+            _number,
+            0.0,
+            seconds,
+            "How long the add-on waits at the start for another process to let go of the directory, in "
+            "seconds; then the start is refused.",
+            lambda v: v >= 0,
         ),
         Setting(
             "HA_SCHEDULER_ENABLED",
@@ -255,6 +285,31 @@ def _declare() -> Mapping[str, Setting]:
             "colon is the path of a callable, which gets the item; an item without its key is set aside.",
         ),
         Setting(
+            "HA_DLQ_LIMIT",
+            _integer,
+            100_000,
+            "a whole number, at least 0",
+            "How many requests that were given up are kept; beyond it, those given up first are forgotten. "
+            "0: all are kept.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_DLQ_DAYS",
+            _number,
+            30.0,
+            "a number of days, at least 0",
+            "How long a request that was given up is kept. 0: for ever.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_DLQ_CALLBACK_ERRORS",
+            _boolean,
+            True,
+            boolean,
+            "A page whose callback or errback raised counts as given up: it is kept with the traceback, and "
+            "can be replayed when the spider is mended. False: it is done.",
+        ),
+        Setting(
             "HA_RETRY_ENABLED",
             _boolean,
             True,
@@ -287,6 +342,57 @@ def _declare() -> Mapping[str, Setting]:
             lambda v: v >= 0,
         ),
         Setting(
+            "HA_RETRY_POLICIES",
+            _mapping,
+            {},
+            "a dict of failure class to policy (a name, a path or a dict of numbers), or its JSON",
+            "What is done about failures of a class, laid over its default. ``scrapy ha explain`` prints the "
+            "outcome. A spider's attribute ``ha_retry_policies`` is laid over this, and "
+            '``meta["ha_retry"]`` of a request over both.',
+        ),
+        Setting(
+            "HA_RETRY_REMEDIES",
+            _mapping,
+            {},
+            "a dict of failure class to a class or an async function, or its path; or its JSON",
+            "What may change a request before its next attempt, by class of the failure: see "
+            ":class:`scrapy_ha.retry.remedies.Remedy`. Failures of a class that has one are retried.",
+        ),
+        Setting(
+            "HA_RETRY_REMEDY_TIMEOUT",
+            _number,
+            60.0,
+            "a number of seconds above 0",
+            "How long a remedy may take, in seconds; longer counts as its failure.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_RETRY_METHODS",
+            _tokens,
+            ("GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"),
+            "a list of HTTP methods",
+            "Requests with these methods are retried after any failure. Others only where the first attempt "
+            "cannot have been acted upon (``dns``, ``refused``, ``tls``, ``proxy``, ``throttled``, "
+            '``auth``), or with ``meta["ha_retry"] = {"idempotent": True}``.',
+            all,
+        ),
+        Setting(
+            "HA_RETRY_CLASSIFY",
+            _optional(_callable),
+            None,
+            "a callable or its path, or None",
+            "``function(request, response_or_exception)`` that names the failure class, a built-in one or "
+            "one of its own with a policy in :setting:`HA_RETRY_POLICIES`; None: the package's own stands.",
+        ),
+        Setting(
+            "HA_RETRY_AFTER_BEYOND",
+            excess,
+            "park",
+            excesses,
+            "What becomes of a request whose ``Retry-After`` is above :setting:`HA_RETRY_AFTER_CAP`. "
+            "``park``: it waits until the cap; ``give_up``: it is given up.",
+        ),
+        Setting(
             "HA_RETRY_AFTER_CAP",
             _number,
             3600.0,
@@ -299,14 +405,225 @@ def _declare() -> Mapping[str, Setting]:
             _number,
             60.0,
             seconds,
-            "Longest wait in seconds of a retry that is not kept by "
-            ":class:`scrapy_ha.scheduler.HAScheduler` (another scheduler, ``robots.txt``, media files): "
-            "it waits as one of ``CONCURRENT_REQUESTS``.",
+            "Longest wait in seconds of a retry that came from no scheduler (``robots.txt``, media files, "
+            "``engine.download_async``): it waits as one of ``CONCURRENT_REQUESTS``.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_RETRY_BUDGET",
+            _number,
+            0.2,
+            "a number, at least 0",
+            "Retries that each first attempt earns, for its slot and for the crawl. A retry for which there "
+            "is none waits; it uses up no attempt.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_RETRY_BUDGET_RATE",
+            _number,
+            1.0,
+            "a number above 0",
+            "Retries per second that a slot may send besides, so that what is left at the end goes on; the "
+            "whole crawl ten times that. Raise it for hosts that fail often and can bear much.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_RETRY_CONCURRENCY",
+            _number,
+            0.5,
+            "a number above 0, at most 1",
+            "Share of ``CONCURRENT_REQUESTS`` that retries may take, on average over a minute.",
+            lambda v: 0 < v <= 1,
+        ),
+        Setting(
+            "HA_BREAKER_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether a slot that only fails is left in peace: its requests stay where they are, and one "
+            "now and then is the probe.",
+        ),
+        Setting(
+            "HA_BREAKER_FORCE",
+            _mapping,
+            {},
+            'a dict of download slot to "open" or "closed", or its JSON',
+            "Breakers that are kept open or closed by hand, whatever happens.",
+            lambda v: all(isinstance(slot, str) and state in ("open", "closed") for slot, state in v.items()),
+        ),
+        Setting(
+            "HA_BREAKER_RATE",
+            _number,
+            0.5,
+            "a number above 0, at most 1",
+            "A breaker opens when this share of the last :setting:`HA_BREAKER_WINDOW` requests of its slot "
+            "failed.",
+            lambda v: 0 < v <= 1,
+        ),
+        Setting(
+            "HA_BREAKER_WINDOW",
+            _integer,
+            20,
+            "a whole number from 1 to 1000",
+            "How many outcomes of a slot are looked at.",
+            lambda v: 1 <= v <= 1000,
+        ),
+        Setting(
+            "HA_BREAKER_MINIMUM",
+            _integer,
+            20,
+            "a whole number, at least 1",
+            "How many there must be, from the first failure on, before the share is looked at; a full "
+            "window is enough.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_BREAKER_CONSECUTIVE",
+            _integer,
+            5,
+            "a whole number, at least 1",
+            "A breaker also opens after so many failures to connect in a row (``dns``, ``refused``, "
+            "``connection``, ``timeout``, ``tls``, ``proxy``).",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_BREAKER_COOLDOWN",
+            _number,
+            30.0,
+            "a number of seconds above 0",
+            "Seconds from the opening to the first probe, and up to a fifth more; twice as long after each "
+            "probe that fails.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_BREAKER_MAX_COOLDOWN",
+            _number,
+            900.0,
+            "a number of seconds above 0",
+            "Seconds between two probes at most, and up to a fifth more.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_BREAKER_DEADLINE",
+            _number,
+            3600.0,
+            seconds,
+            "A probe that fails so many seconds after the slot first opened makes it dead: what waits for "
+            "it is given up without being sent, until it is probed again. 0: that never happens.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_PACE_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether a slot is sent requests at a lower rate after it asked for patience (``throttled``), "
+            "until it has recovered.",
+        ),
+        Setting(
+            "HA_PACE_CUT",
+            _number,
+            0.5,
+            "a number above 0 and below 1",
+            "What is left of the rate after each such answer to a request sent since the last cut.",
+            lambda v: 0 < v < 1,
+        ),
+        Setting(
+            "HA_PACE_RECOVERY",
+            _number,
+            300.0,
+            "a number of seconds above 0",
+            "Seconds in which the rate would grow from nothing to what it was at first.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_PACE_MAX_DELAY",
+            _number,
+            60.0,
+            "a number of seconds above 0",
+            "Seconds between two requests of a slot at its slowest.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_OUTAGE_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether the crawl is paused, and probes, while the network is down: when nearly all slots "
+            "that are tried fail to connect, and nobody answers. That uses up no attempts.",
+        ),
+        Setting(
+            "HA_OUTAGE_WINDOW",
+            _number,
+            10.0,
+            "a number of seconds above 0",
+            "For how many seconds a failure is a sign.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_OUTAGE_FAILURES",
+            _integer,
+            10,
+            "a whole number, at least 1",
+            "How many signs it takes.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_OUTAGE_SLOTS",
+            _integer,
+            5,
+            "a whole number, at least 1",
+            "How many slots they must come from. A slot that failed already when others still answered is "
+            "none of them.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_OUTAGE_SHARE",
+            _number,
+            0.9,
+            "a number above 0, at most 1",
+            "Share of the slots that were tried in that time.",
+            lambda v: 0 < v <= 1,
+        ),
+        Setting(
+            "HA_OUTAGE_SILENCE",
+            _number,
+            3.0,
+            seconds,
+            "For how many seconds nobody may have answered.",
+            lambda v: v >= 0,
+        ),
+        Setting(
+            "HA_OUTAGE_PROBE",
+            _number,
+            5.0,
+            "a number of seconds above 0",
+            "Seconds to the first probe; twice as long to each further one.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_OUTAGE_MAX_PROBE",
+            _number,
+            60.0,
+            "a number of seconds above 0",
+            "Seconds between two probes at most.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_OUTAGE_DEADLINE",
+            _number,
+            3600.0,
+            seconds,
+            "After so many seconds the crawl goes on all the same, until something answers; after a tenth of "
+            "that when none of the slots had ever answered, but others had. 0: it waits for ever.",
             lambda v: v >= 0,
         ),
     )
     return {setting.name: setting for setting in declared}
 
+
+RETRY_POLICIES = "HA_RETRY_POLICIES"
+"""What is wrong inside of it is found where it is understood; the message names it all the same."""
 
 SETTINGS: Mapping[str, Setting] = _declare()
 """All settings of the package by name."""
@@ -347,7 +664,7 @@ def directory(settings: BaseSettings, spider_name: str) -> Path:
     """Where the embedded stores of this crawl live; not made here."""
     explicit = read(settings, "HA_DIR") or settings.get("JOBDIR")
     if explicit:
-        return Path(explicit)
+        return Path(explicit).absolute()
     from scrapy.utils.project import data_path  # noqa: PLC0415 - looks for scrapy.cfg when called
 
     name = namespace(settings, spider_name).replace("/", "_").replace("\\", "_")

@@ -5,16 +5,50 @@ from __future__ import annotations
 RETRY_AFTER = "ha/retry/retry_after"
 """Retries whose time the server set with ``Retry-After``."""
 
+TIMED = "ha/retry/timed"
+"""Retries that waited on timers, as the scheduler keeps no times."""
+TIMERS_FULL = "ha/retry/timers_full"
+"""Retries that waited in the downloader, as too many were on the timers."""
+HANDED_OVER = "ha/retry/handed_over"
+"""Retries that were on the timers when the spider closed, and went to the scheduler."""
+
 
 def retried(cls: str) -> str:
     """Retries after a failure of class *cls*."""
     return f"ha/retry/{cls}"
 
 
+def retry_trouble(kind: str) -> str:
+    """What was met that others wrote and that is wrong: ``bad_meta``, ``bad_policy``, ``bad_classify``."""
+    return f"ha/retry/trouble/{kind}"
+
+
 def gave_up(cls: str) -> str:
     """Requests given up whose last failure was of class *cls*."""
     return f"ha/retry/gave_up/{cls}"
 
+
+def remedied(cls: str) -> str:
+    """Requests that a remedy for failures of class *cls* changed."""
+    return f"ha/retry/remedied/{cls}"
+
+
+def remedy_failed(cls: str) -> str:
+    """Remedies for failures of class *cls* that failed."""
+    return f"ha/retry/remedy_failed/{cls}"
+
+
+def guarded(what: str) -> str:
+    """What the guard saw: ``opened``, ``closed``, ``dead``, ``slowed``, ``outage``, ``outage_over``."""
+    return f"ha/guard/{what}"
+
+
+BAD_SLOT_RECORDS = "ha/guard/bad_records"
+"""Stored records of slots that were none."""
+NOT_COUNTED = "ha/retry/not_counted"
+"""Failures that used up no attempt."""
+BAD_RETRY_AFTER = "ha/retry/bad_retry_after"
+"""Responses whose ``Retry-After`` was neither a number nor a date."""
 
 SPOOL_ITEMS = "ha/spool/items"
 """Items stored in the local spool."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -38,6 +38,28 @@ class Durable(Protocol):
 
     def fsync(self) -> None:
         """Make everything settled so far survive a power cut. Runs in a thread."""
+
+
+class Gate(Protocol):
+    """Which slots may be sent requests now: hosts that asked for patience, or that are down, are not.
+
+    Register with ``run_of(crawler).gate = self``, before the scheduler opens. The scheduler leaves
+    the requests of a closed slot where they are.
+    """
+
+    changed: Callable[[str | None], None]
+    """Set by the scheduler when it opens; to be called with a slot whose :meth:`limit` is another now,
+    and with ``None`` when :meth:`is_open` may be. Slots that are limited already when it is set are to
+    be named before the first request is handed out (at ``spider_opened`` for example)."""
+
+    def is_open(self) -> bool:
+        """Whether any request may be handed out at this moment."""
+
+    def limit(self, slot: str) -> int | None:
+        """How many requests of *slot* may be on their way at once: 0 none, ``None`` no limit from here."""
+
+    def taken(self, slot: str) -> None:
+        """A request of *slot* was handed out."""
 
 
 @dataclass(slots=True)
@@ -85,8 +107,12 @@ class Lease:
     """Fencing token: grows with every delivery; a stale one is refused."""
 
 
-UNEXPOSED_FACTOR = 10
+UNEXPOSED_FACTOR = 100
 """How many ends of a worker without exposure weigh as much as one with it."""
+
+
+SUSPECT_PATIENCE = 30.0
+"""Seconds that a suspect may be leased, and others held back: it may wait for one of them."""
 
 
 def is_suspect(deliveries: int, max_deliveries: int) -> bool:
@@ -117,6 +143,39 @@ class Settlement:
 
 
 @dataclass(slots=True)
+class Replay:
+    """A dead request that is to be tried again."""
+
+    id: int
+    due: float = 0.0
+    """Not before this time, epoch seconds; 0: at once."""
+    payload: bytes | None = None
+    """New payload; ``None`` keeps the old one."""
+
+
+class SlotSet(set[str]):
+    """Slots to be passed over, changed by ``add`` and ``discard`` alone.
+
+    It says which ones left it, so that a store need not look at all of those that stay, time and
+    again: of hosts that are not to be asked now there may be thousands, for hours.
+    """
+
+    left: list[str] | None = None
+    """``None`` until somebody follows; then those that left since it was last cleared."""
+
+    def follow(self) -> list[str]:
+        """Have those that leave noted from now on, in the list returned. For one follower."""
+        self.left = []
+        return self.left
+
+    def discard(self, slot: object) -> None:
+        if slot in self:
+            super().discard(slot)
+            if self.left is not None:
+                self.left.append(str(slot))
+
+
+@dataclass(slots=True)
 class Counts:
     """Requests by state, over all workers. *delayed* may count due ones until the next lease call."""
 
@@ -124,6 +183,7 @@ class Counts:
     delayed: int = 0
     leased: int = 0
     dead: int = 0
+    """Not those of whose records the request is pending again."""
 
     @property
     def pending(self) -> int:
@@ -151,12 +211,16 @@ class Opened:
 
 @dataclass(slots=True)
 class Dead:
-    """One request in the dead state."""
+    """One request that was given up."""
 
     id: int
     slot: str
     payload: bytes
+    """As it was when it was given up."""
     record: bytes
+    pending: bool = False
+    """It is in the dead state no more, but being replayed; or was given up, see
+    :meth:`Frontier.bury`, and has not ended."""
 
 
 @runtime_checkable
@@ -199,11 +263,12 @@ class Frontier(Protocol):
     ) -> list[Lease]:
         """Take up to *limit* due requests for this worker, at least *ttl* seconds for each.
 
-        Slots in *full* are passed over. Of the others the least busy go first, by the numbers
+        Slots in *full* are passed over; when these are many, give the same :class:`SlotSet` with
+        every call. Of the others the least busy go first, by the numbers
         in *busy* (absent: 0) plus what this call has taken; among equals in turn. Within a slot
         by priority, then by order of arrival, which whatever comes back keeps. Fewer than *limit*
         may come while more are due, but none only if none is. A suspect (:func:`is_suspect`) is
-        passed over while another one is leased to any worker.
+        passed over while another one is leased to any worker, for :data:`SUSPECT_PATIENCE` at most.
 
         The deliveries are *exposed* or not, see :meth:`expose`.
         """
@@ -234,13 +299,22 @@ class Frontier(Protocol):
         ``max_deliveries`` such ends is the request poison too. ``False``: no longer held.
         """
 
+    async def bury(self, lease: Lease, record: bytes) -> bool:
+        """Store the *record* of a request that is given up, while its lease goes on.
+
+        So the record is safe before the request has ended, which may take a while. It is final
+        when the request ends dead, with the record that then comes along in place of this one. When
+        the worker dies first, the request is delivered again. A request that is done has no record.
+        ``False``: no longer held.
+        """
+
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
         """Extend leases to *ttl* seconds from now. ``False``: no longer held."""
 
     async def reclaim(self) -> tuple[int, int]:
         """Return expired leases, of any worker, to ready, or to dead as poison after too many deliveries.
 
-        The record of poison is a JSON object with ``class``, ``reason``, ``deliveries``, ``time``.
+        The record of poison is :func:`scrapy_ha.deadletter.poison`.
 
         Returns:
             How many became ready and how many dead. Work per call is bounded.
@@ -259,13 +333,23 @@ class Frontier(Protocol):
         """
 
     async def dead(self, limit: int, after: int = 0) -> list[Dead]:
-        """Up to *limit* dead requests with an id above *after*, by id, from earlier crawls too."""
+        """Up to *limit* requests that were given up, with an id above *after*, by id, from earlier
+        crawls too; also those that are pending again and have a record still."""
 
-    async def replay(self, ids: Sequence[int]) -> int:
-        """Make dead requests ready again, with no deliveries counted; how many there were."""
+    async def replay(self, replays: Sequence[Replay]) -> int:
+        """Make dead requests ready or delayed again, with no deliveries counted; how many it became.
+
+        The id stays. So does the record: it goes when the request is done, and is replaced when it
+        is given up again. A request that is pending is not changed: a second replay does nothing.
+        """
 
     async def purge(self, ids: Sequence[int]) -> int:
-        """Forget dead requests; how many there were."""
+        """Forget requests that are in the dead state; how many there were."""
+
+    async def expire(self) -> int:
+        """Forget requests in the dead state that are beyond the store's limits of number and age,
+        those given up first of all; how many there were. Work per call is bounded.
+        """
 
     async def sync(self) -> None:
         """Make everything so far survive a power cut. May block: embedded stores in a thread."""

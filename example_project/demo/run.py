@@ -99,7 +99,7 @@ class Outcome:
         rows = [
             ("pages on the site", len(self.site), ""),
             ("pages fetched", len(self.served), ""),
-            ("pages lost", len(self.lost), ""),
+            ("pages lost", len(self.lost), "without an item" if self.lost else ""),
             ("pages fetched again", self.again, again),
             ("items stored", self.items.total(), f"{self.twice} of them twice"),
             ("retries", self.retries.total(), f"by class: {retries}"),
@@ -265,7 +265,7 @@ def demo(directory: Path, kills: int, seed: int, seconds: float) -> bool:
     if failures:
         print("\nThis did not hold: " + "; ".join(failures) + f".\nLogs are in {directory}", flush=True)
     else:
-        print("\nNothing lost, nothing twice.", flush=True)
+        print("\nNo page lost, no item twice.", flush=True)
     return not failures
 
 

@@ -55,15 +55,24 @@ def crawl_directory(settings: BaseSettings, options: argparse.Namespace) -> Path
     Raises:
         UsageError: They name none.
     """
+    return crawl(settings, options)[1]
+
+
+def crawl(settings: BaseSettings, options: argparse.Namespace) -> tuple[BaseSettings, Path]:
+    """The settings of the crawl that the arguments name, and where its stores lie.
+
+    Raises:
+        UsageError: They name none.
+    """
     spider: str | None = options.spider
     if options.dir is not None:
         if spider is not None:
             raise UsageError("give either a spider or --dir, not both")
-        return Path(options.dir)
+        return settings, Path(options.dir)
     if not inside_project():
         raise UsageError("outside a project, name the directory of the crawl with --dir")
     if spider is None and (read(settings, "HA_DIR") or settings.get("JOBDIR")):
-        return directory(settings, "")
+        return settings, directory(settings, "")
     loader = load_object(settings["SPIDER_LOADER_CLASS"]).from_settings(settings.frozencopy())
     names = sorted(loader.list())
     if spider is None:
@@ -74,4 +83,4 @@ def crawl_directory(settings: BaseSettings, options: argparse.Namespace) -> Path
         raise UsageError(f"there is no spider {spider!r}; there are: {', '.join(names)}")
     settings = settings.copy()
     loader.load(spider).update_settings(settings)
-    return directory(settings, spider)
+    return settings, directory(settings, spider)

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from scrapy_ha.commands._sub import SubCommand
 
 SUBCOMMANDS = {
+    "dlq": ("scrapy_ha.commands.dlq.DlqCommand", "requests given up: look at them, try them again"),
+    "explain": (
+        "scrapy_ha.commands.explain.ExplainCommand",
+        "which failures are retried, when, and how often",
+    ),
     "spool": ("scrapy_ha.commands.spool.SpoolCommand", "items kept on disk: write them out"),
 }
 """Name, class and help line of each. Scrapy loads this module for every command it runs, so the
@@ -31,7 +36,7 @@ class Command(ScrapyCommand):
         return "<sub-command> [options]"
 
     def short_desc(self) -> str:
-        return "Look at, export and repair what a crawl keeps"
+        return "Look at, export and replay what a crawl keeps; explain its retries"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         super().add_options(parser)

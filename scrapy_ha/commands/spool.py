@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-from scrapy_ha.commands._sub import UsageError, add_crawl, crawl_directory
+from scrapy_ha.commands._output import output
+from scrapy_ha.commands._sub import add_crawl, crawl_directory
 from scrapy_ha.errors import BadRecord, StoreError
 from scrapy_ha.pipelines.jsonlines import to_line
 from scrapy_ha.pipelines.reader import SpoolReader
@@ -17,7 +14,6 @@ from scrapy_ha.serialize import decode_value
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from scrapy.settings import BaseSettings
 
@@ -51,7 +47,7 @@ def _export(settings: BaseSettings, options: argparse.Namespace) -> int:
     documents = 0
     unreadable = 0
     try:
-        with _output(options.file) as file:
+        with output(options.file) as file:
             for record in reader.documents():
                 try:
                     line = to_line(_document(record.payload))
@@ -83,34 +79,3 @@ def _document(payload: bytes) -> dict[str, Any]:
     if type(document) is not dict:
         raise BadRecord("no document")
     return document
-
-
-@contextmanager
-def _output(name: str) -> Iterator[BinaryIO]:
-    """The file to write; a regular one gets its name when it is complete and on the device."""
-    if name == "-":
-        try:
-            yield sys.stdout.buffer
-            sys.stdout.buffer.flush()
-        except BrokenPipeError:
-            # What is still buffered has nowhere to go; the interpreter would complain at its end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise
-        return
-    target = Path(os.path.realpath(name))
-    if target.is_dir():
-        raise UsageError(f"{name} is a directory; name a file")
-    if target.exists() and not stat.S_ISREG(target.stat().st_mode):  # a pipe, a device
-        with target.open("wb") as file:
-            yield file
-        return
-    part = target.with_name(target.name + ".part")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(target)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise

@@ -63,7 +63,7 @@ class LocalFeedStorage(FileFeedStorage):
         if why is not None:
             logger.warning(
                 "The feed %s is not as the interrupted crawl left it: %s. It lacks what that crawl had "
-                "written, unless you moved it elsewhere; new items go on with what is there now.",
+                "written, unless you moved it elsewhere; what is there now is kept.",
                 self.path,
                 why,
             )

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from scrapy_ha._plyvel import plyvel
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
-from scrapy_ha.frontier._directory import FrontierDirectory, text_of
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-_NO_SPACE_TEXTS = ("No space left", "quota exceeded", "File too large")
+from scrapy_ha.frontier._directory import FrontierDirectory, is_full, text_of
 
 
 class Database:
@@ -38,9 +36,10 @@ class Database:
 
     def open(self) -> None:
         self._db = self._directory.open()
-        self._get = self._db.get
-        self.iterator = self._db.iterator
-        self.raw_iterator = self._db.raw_iterator
+        # Without this LevelDB believes what a table holds, whatever became of it.
+        self._get = partial(self._db.get, verify_checksums=True)
+        self.iterator = partial(self._db.iterator, verify_checksums=True)
+        self.raw_iterator = partial(self._db.raw_iterator, verify_checksums=True)
         self.batch = self._db.write_batch
 
     def close(self) -> None:
@@ -108,6 +107,8 @@ class Database:
             yield
         except (plyvel.Error, OSError) as error:
             raise self._translation(error, doing, fatal) from error
+        except (struct.error, UnicodeDecodeError, IndexError) as error:
+            raise self.damaged(f"a record is not what it should be ({error})") from error
 
     def _translation(self, error: Exception, doing: str, fatal: bool) -> StoreError:
         said = text_of(error)
@@ -116,6 +117,6 @@ class Database:
         text = f"{self._directory.path}: {doing} failed: {said}"
         if fatal:
             self._failure = text
-        if getattr(error, "errno", None) in _NO_SPACE or any(sign in said for sign in _NO_SPACE_TEXTS):
+        if is_full(error):
             return StoreFull(f"{text}; free some space and start the crawl again, nothing is lost")
         return StoreError(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -14,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_ha._plyvel import plyvel
-from scrapy_ha.errors import StoreDamaged, StoreError
+from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
 from scrapy_ha.frontier._layout import FORMAT
-from scrapy_ha.frontier._tail import torn_tail
+from scrapy_ha.frontier._tail import is_whole, torn_tail
 from scrapy_ha.lock import DirectoryLock
 
 logger = logging.getLogger(__name__)
 
 KIND = "scrapy_ha frontier"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE_TEXTS = ("No space left", "quota exceeded", "File too large")
 _OPTIONS = {
     "paranoid_checks": True,
     "bloom_filter_bits": 10,
@@ -68,6 +71,11 @@ class FrontierDirectory:
             raise
         return self._db
 
+    def check(self) -> None:
+        """Open and close it: raises what :meth:`open` raises, before anything depends on it."""
+        self.open()
+        self.close()
+
     def close(self) -> None:
         if self._db is not None:
             self._db.close()
@@ -76,12 +84,16 @@ class FrontierDirectory:
 
     def fsync(self) -> None:
         """fsync LevelDB's logs: with them all that was written survives a power cut."""
+        newest = self._newest_log()
+        size = newest.stat().st_size if newest is not None and newest.exists() else 0
         for log in sorted((self.path / "db").glob("*.log")):
             try:
                 _fsync(log)
             except FileNotFoundError:  # LevelDB has moved its content into a table, and synced that
                 continue
         _fsync(self.path / "db")
+        if newest is not None:
+            self._note(newest, size)
 
     def damaged(self, why: str) -> str:
         return (
@@ -107,7 +119,7 @@ class FrontierDirectory:
         try:
             content = json.loads(marker.read_bytes())
             kind, version, crawl = content["kind"], content["format"], content.get("crawl")
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreDamaged(self.damaged("FORMAT.json is damaged")) from None
         if kind != KIND or not isinstance(version, int):
             raise StoreDamaged(self.damaged(f"FORMAT.json says it is {str(kind)[:80]!r}"))
@@ -128,25 +140,41 @@ class FrontierDirectory:
         made = marker.exists() and json.loads(marker.read_bytes()).get("made", False)
         if made and not (database / "CURRENT").exists():
             raise StoreDamaged(self.damaged("the file db/CURRENT is missing"))
-        if not made:
+        if made:
+            self._check_log()
+        else:
             self._mark(made=False)
         try:
             db = self._connect(create=not made)
-        except plyvel.Error as error:
+        except plyvel.CorruptionError as error:
             raise StoreDamaged(self.damaged(text_of(error))) from error
+        except plyvel.Error as error:
+            said = text_of(error)
+            if is_full(error):
+                raise StoreFull(
+                    f"{self.path} cannot be opened: {said}; free some space and start again"
+                ) from error
+            raise StoreDamaged(self.damaged(said)) from error
         if not made:
             self._mark(made=True)
         return db
 
     def _connect(self, create: bool) -> Any:
         connect = partial(plyvel.DB, str(self.path / "db"), create_if_missing=create, **_OPTIONS)
+        log = self._newest_log()
         try:
-            return connect()
+            if log is None or is_whole(log):
+                return connect()
         except plyvel.CorruptionError:
-            log = self._newest_log()
             end = torn_tail(log) if log else None
             if log is None or end is None:
                 raise
+        else:
+            end = torn_tail(log)
+            if end is None:
+                raise StoreDamaged(
+                    self.damaged(f"db/{log.name} is damaged, and whole records stand behind it")
+                )
         try:
             with self._cut(log, end):
                 return connect()
@@ -157,6 +185,32 @@ class FrontierDirectory:
                 f"{self.path}: the torn end of {log.name} cannot be cut off: {error}. Free some space and "
                 "start the crawl again, or bring back a copy of the directory."
             ) from error
+
+    def _note(self, log: Path, size: int) -> None:
+        """Write down how long *log* is at least, for :meth:`_check_log`."""
+        new = self.path / "log-size.new"
+        new.write_text(f"{log.name} {size}\n")
+        new.replace(self.path / "log-size")
+
+    def _check_log(self) -> None:
+        """Notice that the newest log is gone or shorter than it was: LevelDB would go back in silence."""
+        try:
+            name, text = (self.path / "log-size").read_text().split()
+            number, size = int(Path(name).stem), int(text)
+        except (OSError, ValueError):
+            return
+        log = self._newest_log()
+        if log is None or int(log.stem) < number:
+            raise StoreDamaged(self.damaged(f"the file db/{name} is missing"))
+        if int(log.stem) == number and log.stat().st_size < size:
+            logger.warning(
+                "The frontier in %s: db/%s has %d bytes, and had %d at least. What was written last is gone: "
+                "pages done since are fetched again, pages found since may be missing",
+                self.path,
+                name,
+                log.stat().st_size,
+                size,
+            )
 
     def _newest_log(self) -> Path | None:
         logs = [log for log in (self.path / "db").glob("*.log") if log.stem.isdigit()]
@@ -178,7 +232,7 @@ class FrontierDirectory:
             _put_back(copy, log, end, size)
             raise
         logger.warning(
-            "The frontier in %s: the last %d bytes of its log are not a whole write, as after a power cut. "
+            "The frontier in %s: the last %d bytes of its log are not a whole write, as after a crash. "
             "They were cut off; the log as it was found is kept as %s",
             self.path,
             size - end,
@@ -219,6 +273,12 @@ def _fsync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def is_full(error: Exception) -> bool:
+    """Whether *error* says that there is no space."""
+    said = text_of(error)
+    return getattr(error, "errno", None) in _NO_SPACE or any(sign in said for sign in _NO_SPACE_TEXTS)
 
 
 def text_of(error: Exception) -> str:

@@ -8,7 +8,9 @@ key    rest of the key                                      value
 ``q``  slot, priority, order                                payload of a ready or leased request
 ``l``  id                                                   deliveries so far: :class:`Delivered`
 ``d``  due (microseconds), id                               slot, priority, payload (delayed)
-``x``  id                                                   slot, priority, record, payload (dead)
+``x``  id                                                   of one given up: :class:`Buried`
+``o``  time given up (microseconds), id                     nothing; of those in the dead state
+``r``  id                                                   nothing; of those that are pending again
 ``s``  generation, key                                      when it was seen (epoch seconds)
 ``c``  generation, parent's id, ordinal                     token, met, stored: see :class:`Family`
 ``k``  name                                                 a mark
@@ -193,6 +195,7 @@ def last_delayed_key(now: float) -> bytes:
 
 
 def due_of(key: bytes) -> tuple[float, int]:
+    """Time, in seconds, and id of a ``d`` or ``o`` key."""
     due, id_ = _U64U64.unpack_from(key, 1)
     return due / 1e6, id_
 
@@ -208,6 +211,7 @@ def pack_placed(slot: str, priority: int, *parts: bytes) -> bytes:
 
 
 def unpack_placed(value: bytes) -> tuple[str, int, list[bytes]]:
+    """Raises ``struct.error`` or ``ValueError`` for what :func:`pack_placed` has not made."""
     (length,) = _U32.unpack_from(value)
     at = 4 + length
     slot = value[4:at].decode("utf-8", "surrogatepass")
@@ -219,7 +223,33 @@ def unpack_placed(value: bytes) -> tuple[str, int, list[bytes]]:
         (length,) = _U32.unpack_from(value, at)
         parts.append(value[at + 4 : at + 4 + length])
         at += 4 + length
+    if at != len(value):
+        raise ValueError("cut off")
     return slot, priority, parts
+
+
+@dataclass(slots=True)
+class Buried:
+    """Value of an ``x`` record: a request that was given up."""
+
+    time: float
+    """When it was."""
+    slot: str
+    priority: int
+    record: bytes
+    payload: bytes
+
+    def pack(self) -> bytes:
+        return _U64.pack(_microseconds(self.time)) + pack_placed(
+            self.slot, self.priority, self.record, self.payload
+        )
+
+    @classmethod
+    def unpack(cls, value: bytes) -> Buried:
+        """Raises ``struct.error`` or ``ValueError`` for what is none."""
+        (time,) = _U64.unpack_from(value)
+        slot, priority, (record, payload) = unpack_placed(value[8:])
+        return cls(time / 1e6, slot, priority, record, payload)
 
 
 def dead_key(id_: int) -> bytes:
@@ -228,6 +258,23 @@ def dead_key(id_: int) -> bytes:
 
 def dead_id(key: bytes) -> int:
     return int(_U64.unpack_from(key, 1)[0])
+
+
+def order_key(time: float, id_: int) -> bytes:
+    return b"o" + _U64U64.pack(_microseconds(time), id_)
+
+
+def returned_key(id_: int) -> bytes:
+    return b"r" + _U64.pack(id_)
+
+
+def returned_id(key: bytes) -> int:
+    return int(_U64.unpack_from(key, 1)[0])
+
+
+def _microseconds(time: float) -> int:
+    """Rounded to the nearest, so that a time that was read back gives the same key."""
+    return min(max(round(time * 1e6), 0), _TOP)
 
 
 def seen_prefix(generation: int) -> bytes:

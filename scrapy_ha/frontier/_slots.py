@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
+from scrapy_ha.typing import SlotSet
+
 SLOT_LIMIT = 10_000
 """Slots kept in memory. The others are found on disk as soon as there is room."""
 HEAD = 64
@@ -28,10 +30,11 @@ class Slot:
     there are some only if *more*.
     """
 
-    __slots__ = ("bound", "items", "more", "prefix")
+    __slots__ = ("bound", "items", "more", "name", "prefix")
 
-    def __init__(self, prefix: bytes, more: bool) -> None:
+    def __init__(self, prefix: bytes, name: str, more: bool) -> None:
         self.prefix = prefix
+        self.name = name
         self.items: list[Item] = []
         self.bound = prefix
         self.more = more
@@ -51,14 +54,21 @@ class Slot:
 class Slots:
     """All slots that have, or may have, ready requests.
 
+    Invariant: each is either in *turns*, the next one in front, or set aside because it is in the
+    :class:`~scrapy_ha.typing.SlotSet` that is followed. So those that are not to be served for long,
+    however many, are met once and not with every request.
+
     Args:
         read: Reads up to *n* entries of one slot behind a key: ``read(prefix, bound, n)``.
     """
 
     def __init__(self, read: Callable[[bytes, bytes, int], list[Item]]) -> None:
         self._read = read
-        self._slots: OrderedDict[bytes, Slot] = OrderedDict()
-        self._names: dict[bytes, str] = {}
+        self._slots: dict[bytes, Slot] = {}
+        self._turns: OrderedDict[str, Slot] = OrderedDict()
+        self._aside: dict[str, Slot] = {}
+        self._followed: Collection[str] = ()
+        self._left: list[str] = []
         self._bytes = 0
 
     def __contains__(self, prefix: bytes) -> bool:
@@ -74,8 +84,7 @@ class Slots:
 
     def load(self, prefix: bytes, name: str, more: bool) -> Slot:
         """Keep a slot in memory; with *more* its entries are read from disk when needed."""
-        slot = self._slots[prefix] = Slot(prefix, more)
-        self._names[prefix] = name
+        slot = self._slots[prefix] = self._turns[name] = Slot(prefix, name, more)
         return slot
 
     def add(self, prefix: bytes, item: Item) -> None:
@@ -103,34 +112,52 @@ class Slots:
     def take(self, busy: Mapping[str, int], full: Collection[str]) -> tuple[str, Item] | None:
         """Take the next entry of the least busy slot that is not in *full*; ``None`` without one.
 
-        Cost: constant when an idle slot is in front; else the number of busy slots.
+        Cost: constant when an idle slot is in front; else the number of busy slots. Of slots in
+        *full*, if that is one and the same :class:`~scrapy_ha.typing.SlotSet`: those that are new there.
         """
+        if full is not self._followed or self._left:
+            self._bring_back(full)
         while True:
-            best: bytes | None = None
+            best: Slot | None = None
             least = 0
-            names = self._names
-            for prefix in self._slots:
-                name = names[prefix]
+            passed: list[Slot] = []
+            for name, slot in self._turns.items():
                 if name in full:
+                    passed.append(slot)
                     continue
                 load = busy.get(name, 0)
                 if best is None or load < least:
-                    best, least = prefix, load
+                    best, least = slot, load
                     if not load:
                         break
+            if passed and isinstance(full, SlotSet):
+                for slot in passed:
+                    self._aside[slot.name] = self._turns.pop(slot.name)
             if best is None:
                 return None
-            slot = self._slots[best]
-            if slot.items or (slot.more and self._refill(slot)):
-                item = slot.items.pop()
+            if best.items or (best.more and self._refill(best)):
+                item = best.items.pop()
                 self._bytes -= len(item[1])
-                name = names[best]
-                if slot.items or slot.more:
-                    self._slots.move_to_end(best)
+                if best.items or best.more:
+                    self._turns.move_to_end(best.name)
                 else:
                     self._drop(best)
-                return name, item
+                return best.name, item
             self._drop(best)
+
+    def _bring_back(self, full: Collection[str]) -> None:
+        """Give their turn again, before all others, to slots that may be in *full* no more."""
+        if full is self._followed:
+            freed = self._left.copy()
+            self._left.clear()
+        else:
+            freed = list(self._aside)
+            self._followed = full
+            self._left = full.follow() if isinstance(full, SlotSet) else []
+        for name in freed:
+            if name in self._aside:
+                self._turns[name] = self._aside.pop(name)
+                self._turns.move_to_end(name, last=False)
 
     def _refill(self, slot: Slot) -> bool:
         wanted = HEAD if self._bytes <= BUFFER_BYTES else 1
@@ -143,6 +170,6 @@ class Slots:
             self._bytes += sum(len(payload) for _, payload in found)
         return bool(found)
 
-    def _drop(self, prefix: bytes) -> None:
-        del self._slots[prefix]
-        del self._names[prefix]
+    def _drop(self, slot: Slot) -> None:
+        del self._slots[slot.prefix]
+        del self._turns[slot.name]

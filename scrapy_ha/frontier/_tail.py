@@ -54,6 +54,33 @@ def masked(crc: int) -> int:
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
+def is_whole(log: Path) -> bool:
+    """Whether *log* is a row of records up to its last byte, as far as their lengths and kinds tell.
+
+    LevelDB takes a record that reaches beyond the end of the file for one that was being written, and
+    leaves it out without a word, with all that stands behind it. Reads headers only.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    data = log.read_bytes()
+    position, inside = 0, False
+    while position < len(data):
+        rest = BLOCK - position % BLOCK
+        if rest < _HEADER.size:
+            position += rest
+            continue
+        end = _plausible_end(data, position)
+        if end is None:
+            return False
+        kind = data[position + _KIND_OFFSET]
+        if inside != (kind in (_MIDDLE, _LAST)):
+            return False
+        inside = kind in (_FIRST, _MIDDLE)
+        position = end
+    return not inside
+
+
 def torn_tail(log: Path) -> int | None:
     """Where the last whole logical record of *log* ends, if all behind it is a torn end.
 

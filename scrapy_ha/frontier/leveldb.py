@@ -9,14 +9,14 @@ the device) but fsyncs its log files from outside; tables and manifests LevelDB 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scrapy_ha import deadletter
 from scrapy_ha.clock import SystemClock
 from scrapy_ha.errors import StoreError
 from scrapy_ha.frontier import _layout as layout
@@ -25,12 +25,14 @@ from scrapy_ha.frontier._database import Database
 from scrapy_ha.frontier._ready import Ready
 from scrapy_ha.typing import (
     SEED,
+    SUSPECT_PATIENCE,
     UNEXPOSED_FACTOR,
     Counts,
     Dead,
     Entry,
     Lease,
     Opened,
+    Replay,
     Settlement,
     is_suspect,
 )
@@ -49,6 +51,8 @@ COMPACT_AFTER = 200_000
 """Settled requests after which the range they stood in is compacted."""
 PURGE_LIMIT = 10_000
 """Outdated keys removed by one call of ``maintain``."""
+EXPIRE_LIMIT = 1000
+"""Dead requests forgotten by one call of ``expire``: some milliseconds."""
 
 
 @dataclass(slots=True)
@@ -72,6 +76,10 @@ class LevelDBFrontier:
         max_deliveries: Deliveries after which a request that was in flight at a crash is dead.
         order: ``"fifo"`` or ``"lifo"`` within slot and priority.
         crawl: Name of the crawl, kept with the data; another crawl's directory is refused.
+        dead_limit: How many dead requests are kept; ``None``: all.
+        dead_seconds: How long they are kept; ``None``: for ever.
+        begin: Whether opening begins a fresh crawl when the last one is complete. An operator's command
+            does not: what it replays is then all that is left to do of the last one.
     """
 
     def __init__(
@@ -82,19 +90,31 @@ class LevelDBFrontier:
         max_deliveries: int = 5,
         order: str = "fifo",
         crawl: str | None = None,
+        dead_limit: int | None = None,
+        dead_seconds: float | None = None,
+        begin: bool = True,
     ) -> None:
         self._db = Database(path, crawl)
         self._ready = Ready(self._db)
         self._clock = clock
         self._max_deliveries = max_deliveries
         self._lifo = order == "lifo"
+        self._dead_limit = dead_limit
+        self._dead_seconds = dead_seconds
+        self._begin = begin
         self._state = layout.State()
         self._leases: dict[int, _Held] = {}
         self._delivered: dict[int, layout.Delivered] = {}
         """Of requests that were delivered before and are not settled."""
+        self._returned: set[int] = set()
+        """Those that were given up and are pending: with few, or none, of them in memory, the end of
+        a page costs no look-up."""
+        self._oldest = b"o"
+        """Nothing dead stands before this key; only tombstones may."""
         self._children = Children(self._db)
         self._lost: dict[int, int] = {}
         self._suspect: int | None = None
+        self._suspect_since = 0.0
         self._parked: list[tuple[bytes, bytes]] = []
         self._tokens = 0
         self._earliest = math.inf
@@ -117,6 +137,9 @@ class LevelDBFrontier:
         try:
             with self._db.translated("open"):
                 return self._restore()
+        except (struct.error, ValueError) as error:
+            self._db.close()
+            raise self._db.damaged(f"one of its records is unreadable ({error})") from None
         except BaseException:
             self._db.close()
             raise
@@ -132,13 +155,15 @@ class LevelDBFrontier:
         if self._clock is None:
             self._clock = SystemClock(state.time)
         batch = self._db.batch()
-        if state.finished:
+        if state.finished and self._begin:
             state.finished = False
             if not (state.queued or state.delayed):  # else something was offered or replayed since
                 state.generation += 1
                 state.started = state.seeded = False
                 for key in self._db.iterator(prefix=b"k", include_value=False):
                     batch.delete(key)
+        with self._db.iterator(prefix=b"r", include_value=False) as returned:
+            self._returned = set(map(layout.returned_id, returned))
         resumed = state.started
         state.opens += 1
         self._tokens = state.opens << 32
@@ -202,6 +227,8 @@ class LevelDBFrontier:
         self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float, exposed: bool
     ) -> list[Lease]:
         now = self.clock.time()
+        if self._suspect is not None and now - self._suspect_since >= SUSPECT_PATIENCE:
+            self._cleared(self._suspect)
         more = self._find_more(now)
         next(more, None)
         taken: list[_Held] = []
@@ -221,7 +248,7 @@ class LevelDBFrontier:
                 if self._suspect is not None:
                     self._parked.append((queue_key, payload))
                     continue
-                self._suspect = id_
+                self._suspect, self._suspect_since = id_, now
             self._tokens += 1
             lease = Lease(id_, payload, slot, layout.priority_of(queue_key), deliveries, self._tokens)
             unexposed = 0 if before is None else before.unexposed
@@ -294,6 +321,18 @@ class LevelDBFrontier:
             self._db.write(batch)
         return True
 
+    async def bury(self, lease: Lease, record: bytes) -> bool:
+        held = self._leases.get(lease.id)
+        if held is None or held.lease.token != lease.token:
+            return False
+        batch = self._db.batch()
+        buried = layout.Buried(self.clock.time(), lease.slot, lease.priority, record, lease.payload)
+        batch.put(layout.dead_key(lease.id), buried.pack())
+        batch.put(layout.returned_key(lease.id), b"")
+        self._write(batch)
+        self._returned.add(lease.id)
+        return True
+
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
         deadline = self.clock.time() + ttl
         verdicts = []
@@ -343,43 +382,99 @@ class LevelDBFrontier:
     async def dead(self, limit: int, after: int = 0) -> list[Dead]:
         found: list[Dead] = []
         start = layout.dead_key(after)
-        with self._db.iterator(start=start, include_start=False, stop=b"y") as iterator:
+        with (
+            self._db.translated("read"),
+            self._db.iterator(start=start, include_start=False, stop=b"y") as iterator,
+        ):
             for key, value in iterator:
                 if len(found) >= limit:
                     break
-                slot, _, (record, payload) = layout.unpack_placed(value)
-                found.append(Dead(layout.dead_id(key), slot, payload, record))
+                found.append(dead_of(key, value, self._returned))
         return found
 
-    async def replay(self, ids: Sequence[int]) -> int:
+    async def replay(self, replays: Sequence[Replay]) -> int:
+        state, now = self._state, self.clock.time()
         batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
-        for id_, value in self._dead_values(ids):
-            slot, priority, (_, payload) = layout.unpack_placed(value)
-            queue_key = layout.slot_prefix(slot) + layout.rank(priority, id_, self._lifo)
-            batch.delete(layout.dead_key(id_))
-            batch.put(queue_key, payload)
-            placed.append((queue_key, payload))
-        self._state.queued += len(placed)
-        self._state.dead -= len(placed)
+        by_id = {replay.id: replay for replay in reversed(replays)}
+        for id_, buried in self._in_dead_state(by_id):
+            replay = by_id[id_]
+            payload = buried.payload if replay.payload is None else replay.payload
+            batch.delete(layout.order_key(buried.time, id_))
+            batch.put(layout.returned_key(id_), b"")
+            if replay.due > now:
+                batch.put(
+                    layout.delayed_key(replay.due, id_),
+                    layout.pack_placed(buried.slot, buried.priority, payload),
+                )
+                self._delay(replay.due, id_)
+                state.delayed += 1
+                placed.append(None)
+            else:
+                queue_key = layout.slot_prefix(buried.slot) + layout.rank(buried.priority, id_, self._lifo)
+                batch.put(queue_key, payload)
+                state.queued += 1
+                placed.append((queue_key, payload))
+            self._returned.add(id_)
+        state.dead -= len(placed)
         if placed:
-            self._state.finished = False
+            state.finished = False
         self._write(batch)
         self._place(placed)
         return len(placed)
 
     async def purge(self, ids: Sequence[int]) -> int:
         batch = self._db.batch()
-        found = self._dead_values(ids)
-        for id_, _ in found:
+        found = self._in_dead_state(dict.fromkeys(ids))
+        for id_, buried in found:
             batch.delete(layout.dead_key(id_))
+            batch.delete(layout.order_key(buried.time, id_))
         self._state.dead -= len(found)
         self._write(batch)
         return len(found)
 
-    def _dead_values(self, ids: Sequence[int]) -> list[tuple[int, bytes]]:
-        values = ((id_, self._db.get(layout.dead_key(id_))) for id_ in dict.fromkeys(ids))
-        return [(id_, value) for id_, value in values if value is not None]
+    async def expire(self) -> int:
+        state = self._state
+        excess = -math.inf if self._dead_limit is None else state.dead - self._dead_limit
+        latest = -math.inf if self._dead_seconds is None else self.clock.time() - self._dead_seconds
+        if not state.dead or (excess <= 0 and latest == -math.inf):
+            return 0
+        batch = self._db.batch()
+        found = 0
+        with (
+            self._db.translated("read"),
+            self._db.iterator(start=self._oldest, stop=b"p", include_value=False) as iterator,
+        ):
+            for key in iterator:
+                time, id_ = layout.due_of(key)
+                self._oldest = key
+                if (found >= excess and time > latest) or found >= EXPIRE_LIMIT:
+                    break
+                batch.delete(key)
+                batch.delete(layout.dead_key(id_))
+                found += 1
+        if found:
+            state.dead -= found
+            self._write(batch)
+        return found
+
+    def _in_dead_state(self, ids: Iterable[int]) -> list[tuple[int, layout.Buried]]:
+        values = ((id_, self._db.get(layout.dead_key(id_))) for id_ in ids if id_ not in self._returned)
+        try:
+            return [(id_, layout.Buried.unpack(value)) for id_, value in values if value is not None]
+        except (struct.error, ValueError) as error:
+            raise self._db.damaged(f"a dead request is unreadable ({error})") from None
+
+    def _set_dead(self, batch: Any, id_: int, buried: layout.Buried) -> None:
+        """Put into *batch* that a request is in the dead state."""
+        key = layout.order_key(buried.time, id_)
+        batch.put(layout.dead_key(id_), buried.pack())
+        batch.put(key, b"")
+        self._oldest = min(self._oldest, key)
+        self._state.dead += 1
+        if id_ in self._returned:
+            batch.delete(layout.returned_key(id_))
+            self._returned.discard(id_)
 
     # Durability and housekeeping, in any thread
 
@@ -498,10 +593,14 @@ class LevelDBFrontier:
             state.delayed += 1
             return
         if settlement.dead is not None:
-            batch.put(
-                layout.dead_key(lease.id), layout.pack_placed(lease.slot, priority, settlement.dead, payload)
+            now = self.clock.time()
+            self._set_dead(
+                batch, lease.id, layout.Buried(now, lease.slot, priority, settlement.dead, payload)
             )
-            state.dead += 1
+        elif lease.id in self._returned:
+            self._returned.discard(lease.id)
+            batch.delete(layout.returned_key(lease.id))
+            batch.delete(layout.dead_key(lease.id))
         self._children.forget(batch, lease.id, state.generation)
 
     def _lost_worker(self, batch: Any, lease_key: bytes, known: layout.Delivered) -> Dead | None:
@@ -520,21 +619,14 @@ class LevelDBFrontier:
             batch.put(lease_key, known.pack())
             return None
         times = known.deliveries + known.unexposed
-        record = {
-            "class": "poison",
-            "reason": f"in flight {times} times when its worker ended",
-            "deliveries": times,
-            "time": self.clock.time(),
-        }
-        packed = json.dumps(record).encode()
-        id_, slot = layout.id_of(queue_key), layout.slot_of(queue_key)
-        placed = layout.pack_placed(slot, layout.priority_of(queue_key), packed, payload)
-        batch.put(layout.dead_key(id_), placed)
+        id_, slot, now = layout.id_of(queue_key), layout.slot_of(queue_key), self.clock.time()
+        record = deadletter.poison(times, now, slot)
+        buried = layout.Buried(now, slot, layout.priority_of(queue_key), record, payload)
+        self._set_dead(batch, id_, buried)
         batch.delete(queue_key)
         batch.delete(lease_key)
         self._state.queued -= 1
-        self._state.dead += 1
-        return Dead(id_, slot, payload, packed)
+        return Dead(id_, slot, payload, record)
 
     # In memory, after the write
 
@@ -556,7 +648,7 @@ class LevelDBFrontier:
             self._dead_ranges = [(prefix, held.queue_key), (b"l", b"m")]
 
     def _cleared(self, id_: int) -> None:
-        """When the suspect in flight is settled, the others may come, one at a time."""
+        """When the suspect in flight is settled, or has been there for long, the next one may come."""
         if self._suspect == id_:
             self._suspect = None
             parked, self._parked = self._parked, []
@@ -619,3 +711,13 @@ class LevelDBFrontier:
         with self._db.iterator(start=start, stop=b"e", include_value=False) as iterator:
             key = next(iterator, None)
         return math.inf if key is None else layout.due_of(key)[0]
+
+
+def dead_of(key: bytes, value: bytes, returned: Container[int]) -> Dead:
+    """The request that an ``x`` record is of; one that cannot be read has neither payload nor record."""
+    id_ = layout.dead_id(key)
+    try:
+        buried = layout.Buried.unpack(value)
+    except (struct.error, ValueError):
+        return Dead(id_, "", b"", b"")
+    return Dead(id_, buried.slot, buried.payload, buried.record, id_ in returned)

@@ -5,21 +5,23 @@ Every call looks at all requests, so it is for tests and for reading, not for a 
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from scrapy_ha import deadletter
 from scrapy_ha.typing import (
     SEED,
+    SUSPECT_PATIENCE,
     UNEXPOSED_FACTOR,
     Counts,
     Dead,
     Entry,
     Lease,
     Opened,
+    Replay,
     Settlement,
     is_suspect,
 )
@@ -48,12 +50,16 @@ class _Request:
     unexposed: int = 0
     """Deliveries that ended with the worker before anything came of them."""
     token: int = 0
-    """Of the latest delivery; valid while leased, as are the next two."""
+    """Of the latest delivery; valid while leased, as are the next four."""
     exposed: bool = True
     worker: str = ""
     deadline: float = 0.0
-    record: bytes = b""
-    """While dead."""
+    since: float = 0.0
+    record: bytes | None = None
+    """Why it was given up; also when it is pending again since."""
+    given_up: float = 0.0
+    """When, and what its payload was then."""
+    buried: bytes = b""
 
 
 @dataclass(slots=True)
@@ -110,6 +116,8 @@ class MemoryFrontier:
         worker: Name of the worker; the same one again takes back what it held.
         max_deliveries: Deliveries after which a request that was in flight is dead.
         order: ``"fifo"`` or ``"lifo"`` within slot and priority.
+        dead_limit: How many dead requests are kept; ``None``: all.
+        dead_seconds: How long they are kept; ``None``: for ever.
     """
 
     def __init__(
@@ -120,12 +128,16 @@ class MemoryFrontier:
         clock: Clock,
         max_deliveries: int = 5,
         order: str = "fifo",
+        dead_limit: int | None = None,
+        dead_seconds: float | None = None,
     ) -> None:
         self._store = store
         self._worker = worker
         self._clock = clock
         self._max_deliveries = max_deliveries
         self._lifo = order == "lifo"
+        self._dead_limit = dead_limit
+        self._dead_seconds = dead_seconds
         self._crawl = 0
         self._deliveries: dict[int, _Delivery] = {}
 
@@ -138,7 +150,7 @@ class MemoryFrontier:
         store.finished = False
         resumed = store.begun
         mine = [request for request in store.all(_State.LEASED) if request.worker == self._worker]
-        poison = [Dead(one.id, one.slot, one.payload, one.record) for one in self._take_back(mine)]
+        poison = [_dead(one) for one in self._take_back(mine)]
         self._crawl = store.crawl
         # The start requests are produced anew each time, like the children of a page.
         self._deliveries = {SEED: _Delivery(store.next_token())}
@@ -189,7 +201,10 @@ class MemoryFrontier:
             if request.due <= now:
                 request.state = _State.READY
         queues: dict[str, list[_Request]] = {}
-        suspect = any(self._is_suspect(request, leased=1) for request in store.all(_State.LEASED))
+        suspect = any(
+            self._is_suspect(request, leased=1) and now - request.since < SUSPECT_PATIENCE
+            for request in store.all(_State.LEASED)
+        )
         for request in sorted(store.all(_State.READY), key=self._rank):
             if request.slot not in full and not (suspect and self._is_suspect(request)):
                 queues.setdefault(request.slot, []).append(request)
@@ -246,6 +261,12 @@ class MemoryFrontier:
             request.exposed = exposed
         return request is not None
 
+    async def bury(self, lease: Lease, record: bytes) -> bool:
+        request = self._held(lease.id, lease.token)
+        if request is not None:
+            self._note(request, record)
+        return request is not None
+
     async def renew(self, leases: Sequence[Lease], ttl: float) -> list[bool]:
         deadline = self._clock.time() + ttl
         verdicts = []
@@ -274,15 +295,23 @@ class MemoryFrontier:
     # The dead
 
     async def dead(self, limit: int, after: int = 0) -> list[Dead]:
-        found = [request for request in self._store.all(_State.DEAD) if request.id > after]
-        return [Dead(one.id, one.slot, one.payload, one.record) for one in found[:limit]]
+        requests = self._store.requests.values()
+        return [_dead(one) for one in requests if one.id > after and one.record is not None][:limit]
 
-    async def replay(self, ids: Sequence[int]) -> int:
-        found = [request for request in self._store.all(_State.DEAD) if request.id in ids]
-        for request in found:
-            request.state, request.record = _State.READY, b""
+    async def replay(self, replays: Sequence[Replay]) -> int:
+        now = self._clock.time()
+        done = 0
+        for replay in replays:
+            request = self._store.requests.get(replay.id)
+            if request is None or request.state is not _State.DEAD:
+                continue
+            request.state = _State.DELAYED if replay.due > now else _State.READY
+            request.due = replay.due
             request.deliveries = request.unexposed = 0
-        return len(found)
+            if replay.payload is not None:
+                request.payload = replay.payload
+            done += 1
+        return done
 
     async def purge(self, ids: Sequence[int]) -> int:
         found = [request for request in self._store.all(_State.DEAD) if request.id in ids]
@@ -290,6 +319,14 @@ class MemoryFrontier:
             del self._store.requests[request.id]
             self._store.children.pop(request.id, None)
         return len(found)
+
+    async def expire(self) -> int:
+        now = self._clock.time()
+        found = sorted(self._store.all(_State.DEAD), key=lambda one: (one.given_up, one.id))
+        excess = 0 if self._dead_limit is None else len(found) - self._dead_limit
+        old = [] if self._dead_seconds is None else [now - one.given_up for one in found]
+        excess = max(excess, sum(age >= (self._dead_seconds or 0) for age in old))
+        return await self.purge([one.id for one in found[: max(excess, 0)]])
 
     # Steps
 
@@ -336,6 +373,7 @@ class MemoryFrontier:
         request.deliveries += 1
         request.token = self._store.next_token()
         request.worker = self._worker
+        request.since = self._clock.time()
         request.deadline = deadline
         self._deliveries[request.id] = _Delivery(request.token)
         return Lease(
@@ -362,9 +400,14 @@ class MemoryFrontier:
         else:
             store.children.pop(request.id, None)
             if settlement.dead is not None:
-                request.state, request.record = _State.DEAD, settlement.dead
+                request.state = _State.DEAD
+                self._note(request, settlement.dead)
             else:
                 del store.requests[request.id]
+
+    def _note(self, request: _Request, record: bytes) -> None:
+        """*request* is given up now."""
+        request.record, request.buried, request.given_up = record, request.payload, self._clock.time()
 
     def _release(self, request: _Request) -> None:
         request.state = _State.READY
@@ -381,12 +424,12 @@ class MemoryFrontier:
                 request.state = _State.READY
                 continue
             times = request.deliveries + request.unexposed
-            record = {
-                "class": "poison",
-                "reason": f"in flight {times} times when its worker ended",
-                "deliveries": times,
-                "time": self._clock.time(),
-            }
-            request.state, request.record = _State.DEAD, json.dumps(record).encode()
+            request.state = _State.DEAD
+            self._note(request, deadletter.poison(times, self._clock.time(), request.slot))
             dead.append(request)
         return dead
+
+
+def _dead(request: _Request) -> Dead:
+    pending = request.state is not _State.DEAD
+    return Dead(request.id, request.slot, request.buried, request.record or b"", pending)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Coroutine
+from dataclasses import replace
 from random import Random
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
-from scrapy.exceptions import NotConfigured
+from scrapy.exceptions import IgnoreRequest, NotConfigured
 from scrapy.http.request import NO_CALLBACK
-from scrapy.utils.misc import load_object
-from scrapy.utils.python import global_object_name
 from scrapy.utils.response import response_status_message
 
 from scrapy_ha import settings as declared
@@ -19,42 +18,43 @@ from scrapy_ha.errors import SettingError
 from scrapy_ha.lifecycle import is_closing
 from scrapy_ha.loop import sleep
 from scrapy_ha.retry.classify import FailureClass, classify_exception, classify_status
-from scrapy_ha.retry.policy import RetryPolicy
-from scrapy_ha.retry.retry_after import parse_http_date, parse_retry_after
+from scrapy_ha.retry.configure import classify_of, decider_of
+from scrapy_ha.retry.decide import Attempt, Decision, reclassify
+from scrapy_ha.retry.policy import Never
+from scrapy_ha.retry.protection import Protection, asked_of
+from scrapy_ha.retry.remedies import Remedies
+from scrapy_ha.retry.reports import Reports, one_line
+from scrapy_ha.retry.timers import Timers
 from scrapy_ha.run import run_of
-from scrapy_ha.state import GaveUp, State, get_state, set_state
+from scrapy_ha.state import GaveUp, State, get_state, set_state, with_failure
 
 if TYPE_CHECKING:
     from scrapy import Request, Spider
     from scrapy.crawler import Crawler
     from scrapy.http import Response
-    from scrapy.settings import BaseSettings
     from typing_extensions import Self
 
 T = TypeVar("T")
 
-logger = logging.getLogger(__name__)
-retry_logger = logging.getLogger("scrapy.downloadermiddlewares.retry")
-"""Scrapy's: who filters or counts its lines finds them where they always were."""
-
-REASON_LIMIT = 200
-"""Characters of a reason that are kept with a request."""
+_NOT_SENT = ("", 0.0)
 
 LOOK_INTERVAL = 0.5
 """Seconds between two looks at whether the spider closes, while a request waits here."""
 
 
 class ClassifiedRetryMiddleware:
-    """Retries failed downloads after a delay that suits the failure.
+    """Retries failed downloads as suits the failure, and leaves hosts in peace that are not well.
 
-    What is retried, how often, with which priority, log lines and stats: as Scrapy's own
-    ``RetryMiddleware``, by the same settings and ``meta`` keys. Between attempts it waits,
-    exponentially longer with full jitter, or as long as ``Retry-After`` asks.
+    What is a failure, how often it is retried, with which priority, log lines and stats: as Scrapy's
+    own ``RetryMiddleware``, by the same settings and ``meta`` keys, unless a policy of the failure's
+    class says otherwise (``HA_RETRY_POLICIES``). Between attempts it waits as the policy says, or as
+    long as ``Retry-After`` asks, and as long as the host's breaker is open.
 
-    With :class:`~scrapy_ha.scheduler.HAScheduler` the request waits in the frontier, and takes up
-    no concurrency. A request that this scheduler did not hand out (of another scheduler, of
-    ``robots.txt``, of a media pipeline) waits here, at most ``HA_RETRY_WAIT_CAP`` seconds, as one of
-    ``CONCURRENT_REQUESTS``; the spider stays open for it. Closing the spider ends the wait.
+    With :class:`~scrapy_ha.scheduler.HAScheduler` the request waits in the frontier, with another
+    scheduler on :class:`~scrapy_ha.retry.timers.Timers`; either way it takes up no concurrency. A
+    request that no scheduler handed out (of ``robots.txt``, of a media pipeline) waits here, at most
+    ``HA_RETRY_WAIT_CAP`` seconds, as one of ``CONCURRENT_REQUESTS``; the spider stays open for it.
+    Closing the spider ends the wait.
 
     Raises:
         NotConfigured: ``RETRY_ENABLED`` is False.
@@ -66,127 +66,222 @@ class ClassifiedRetryMiddleware:
         if not settings.getbool("RETRY_ENABLED"):
             raise NotConfigured
         self.crawler = crawler
-        self.random = Random()
-        self.policy = _policy(settings)
-        self._priority_adjust = settings.getint("RETRY_PRIORITY_ADJUST")
-        # Scrapy before 2.17 has no such setting.
-        self._give_up_log_level = settings.get("RETRY_GIVE_UP_LOG_LEVEL", "ERROR")
-        try:
-            _log_level(self._give_up_log_level)
-        except ValueError as error:
-            raise SettingError(f"RETRY_GIVE_UP_LOG_LEVEL must be the name of a log level: {error}") from error
-        self._wait_cap: float = declared.read(settings, "HA_RETRY_WAIT_CAP")
-        self._run = run_of(crawler)
         self._stats: Any = crawler.stats
+        self._run = run_of(crawler)
+        self.decider = decider_of(
+            settings,
+            crawler.spider or crawler.spidercls,
+            Random(),
+            lambda kind: self._stats.inc_value(names.retry_trouble(kind)),
+        )
+        self.remedies = Remedies(
+            crawler,
+            declared.read(settings, "HA_RETRY_REMEDIES"),
+            declared.read(settings, "HA_RETRY_REMEDY_TIMEOUT"),
+            self._run,
+        )
+        self._help()
+        self._classify = classify_of(settings)
+        self._reports = Reports(crawler)
+        self._priority_adjust = settings.getint("RETRY_PRIORITY_ADJUST")
+        self._wait_cap: float = declared.read(settings, "HA_RETRY_WAIT_CAP")
+        self.protection = Protection(crawler)
+        self.timers = Timers(crawler, self._retried_by_callback)
+        self._sent: WeakKeyDictionary[Request, tuple[str, float]] = WeakKeyDictionary()
+        """Slot and time, epoch seconds, of what is on its way."""
+        self._run.failed = self.process_exception
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> Self:
         return cls(crawler)
 
+    def _help(self) -> None:
+        """Have failures retried that a remedy helps, unless a policy is set for them."""
+        policies = self.decider.policies
+        for cls in self.remedies:
+            if cls not in policies:
+                raise SettingError(f"HA_RETRY_REMEDIES: there is no failure class {cls!r} with a policy")
+            if isinstance(policies.of(cls).policy, Never):
+                policies.set(cls, {"retries": None})
+
+    # What Scrapy calls
+
+    def process_request(
+        self, request: Request, spider: Spider | None = None
+    ) -> Request | Coroutine[Any, Any, Request | None] | None:
+        protection = self.protection
+        slot = protection.slot_of(request)
+        if protection.guard.is_dead(slot):
+            self._abandon(request, slot)
+        if not protection.guard.admits(slot) and not self._run.tracks(
+            request
+        ):  # our scheduler has asked already
+            return self._hold(request, slot)
+        self._send(request, slot)
+        return None
+
     def process_response(
         self, request: Request, response: Response, spider: Spider | None = None
     ) -> Request | Response | Coroutine[Any, Any, Request | Response]:
-        if response.status not in self.policy.http_codes or request.meta.get("dont_retry", False):
+        status = response.status
+        named = self._named(request, response)
+        if named is None and status < 400 and status not in self.decider.lists.http_codes:
+            slot, sent = self._sent.pop(request, _NOT_SENT)
+            if slot and not response.flags:  # not out of a cache
+                self.protection.succeeded(slot, sent)
             return response
-        asked = self._retry_after(response)
-        # A status below 400 is a failure because RETRY_HTTP_CODES says so.
-        cls = classify_status(response.status, asked is not None) or FailureClass.SERVER
-        return self._retry(request, cls, response_status_message(response.status), asked, response)
+        now = self._run.time()
+        asked = asked_of(response, now)
+        own = classify_status(status, asked is not None)
+        attempt = Attempt(
+            cls=named or (own and own.value),
+            now=now,
+            status=status,
+            named=named is not None,
+            method=request.method,
+            meta=request.meta,
+            state=get_state(request),
+            retry_after=asked,
+        )
+        return self._failed(request, attempt, response, response_status_message(status), response)
 
     def process_exception(
         self, request: Request, exception: Exception, spider: Spider | None = None
     ) -> Request | Coroutine[Any, Any, Request | None] | None:
-        if not isinstance(exception, self.policy.exceptions) or request.meta.get("dont_retry", False):
-            return None
-        cls = classify_exception(exception, proxied=bool(request.meta.get("proxy")))
-        if not self.policy.retries_exception(exception, cls):
-            self._give_up(request, cls, exception)
-            return None
-        return self._retry(request, cls, exception, None, None)
+        named = self._named(request, exception)
+        own = classify_exception(exception, proxied=bool(request.meta.get("proxy")))
+        attempt = Attempt(
+            cls=named or own.value,
+            now=self._run.time(),
+            exception=exception,
+            named=named is not None,
+            method=request.method,
+            meta=request.meta,
+            state=get_state(request),
+        )
+        return self._failed(request, attempt, exception, exception, None)
 
-    def _retry_after(self, response: Response) -> float | None:
-        lines = response.headers.getlist("Retry-After")
-        if not lines:
-            return None
-        now = self._run.clock.time()
-        return parse_retry_after(lines, now, parse_http_date(response.headers.get("Date"), now))
+    # Before an attempt
 
-    def _retry(
+    def _send(self, request: Request, slot: str) -> None:
+        self._sent[request] = slot, self.protection.sent(request, slot, self._run.tracks(request))
+
+    def _abandon(self, request: Request, slot: str) -> NoReturn:
+        """Give *request* up unsent: its host has been down for too long."""
+        reason = f"not sent: {slot} has been down for HA_BREAKER_DEADLINE"
+        attempts = get_state(request).get("attempts", {})
+        cls = next(reversed(attempts), FailureClass.CONNECTION.value)
+        self._give_up(request, Decision(cls, reason=reason), reason, self._run.time())
+        raise IgnoreRequest(reason)
+
+    def _hold(self, request: Request, slot: str) -> Request | Coroutine[Any, Any, None]:
+        """Keep *request*, whose host is not to be sent any, from being sent."""
+        if not self.timers.takes(request):
+            return self._wait_and_send(request, slot)
+        later = request.copy()
+        later.dont_filter = True
+        state: State = {**get_state(request), "due": self._free_at(slot)}
+        set_state(later, state)
+        return later
+
+    async def _wait_and_send(self, request: Request, slot: str) -> None:
+        left = self._wait_cap
+        while left > 0 and not self.protection.guard.admits(slot) and not is_closing(self.crawler):
+            await sleep(min(left, LOOK_INTERVAL))
+            left -= LOOK_INTERVAL
+        self._send(request, slot)
+
+    def _free_at(self, slot: str) -> float:
+        """When to ask again whether *slot* may be sent any: not at once, whatever is expected of it."""
+        return max(self.protection.guard.free_at(slot), self._run.time() + LOOK_INTERVAL)
+
+    # After an attempt
+
+    def _named(self, request: Request, outcome: Response | Exception) -> str | None:
+        """What the user's own function calls it."""
+        if self._classify is None:
+            return None
+        return reclassify(self._classify, request, outcome, self.decider.policies, self.decider.trouble)
+
+    def _failed(
         self,
         request: Request,
-        cls: FailureClass,
+        attempt: Attempt,
+        outcome: Response | Exception,
         reason: str | Exception,
-        retry_after: float | None,
         otherwise: T,
     ) -> Request | T | Coroutine[Any, Any, Request | T]:
-        """The next attempt of *request*, now or awaited; *otherwise* when it is given up."""
-        retry_times = request.meta.get("retry_times", 0) + 1
-        if retry_times > _meta(request, "max_retry_times", self.policy.times):
-            self._log_giving_up(request, retry_times, reason)
-            self._give_up(request, cls, reason)
+        """What comes of an attempt that may have failed: a retry, now or awaited, or *otherwise*."""
+        slot, sent = self._sent.pop(request, _NOT_SENT)
+        if not slot:
+            slot, sent = self.protection.slot_of(request), attempt.now
+        counts = self.protection.failed(
+            slot, attempt.cls or FailureClass.SERVER.value, sent
+        ) and not is_closing(self.crawler)
+        decision = self.decider.decide(attempt if counts else replace(attempt, counts=False))
+        if decision is None:
             return otherwise
-        retry_logger.debug(
-            "Retrying %(request)s (failed %(retry_times)d times): %(reason)s",
-            {"request": request, "retry_times": retry_times, "reason": reason},
-            extra={"spider": self.crawler.spider},
-        )
-        self._count_retry(cls, reason)
-        if retry_after is not None:
-            self._note_retry_after(request, retry_after)
-        retry = request.copy()
-        retry.meta["retry_times"] = retry_times
+        if decision.delay is None:
+            self._give_up(request, decision, reason, attempt.now)
+            return otherwise
+        if attempt.retry_after is not None:
+            self._reports.retry_after(request, attempt.retry_after, self.decider.lists.retry_after_cap)
+        if not counts:
+            self._reports.waits(request, decision.cls, reason)
+            return self._later(request, request.copy(), get_state(request), self._free_at(slot), otherwise)
+        if decision.cls in self.remedies:
+            return self._cured(request, attempt, outcome, decision, reason, otherwise, slot, sent)
+        return self._again(request, request, decision, reason, otherwise, slot)
+
+    async def _cured(
+        self,
+        request: Request,
+        attempt: Attempt,
+        outcome: Response | Exception,
+        decision: Decision,
+        reason: str | Exception,
+        otherwise: T,
+        slot: str,
+        sent: float,
+    ) -> Request | T:
+        """The next attempt of *request* as a remedy has changed it; delayed only by the server."""
+        changed = await self.remedies.cure(decision.cls, request, outcome, slot, sent)
+        if changed is not None and attempt.retry_after is None:
+            decision = replace(decision, delay=0.0)
+        again = self._again(request, changed or request, decision, reason, otherwise, slot)
+        return await again if isinstance(again, Coroutine) else again
+
+    def _again(
+        self,
+        request: Request,
+        changed: Request,
+        decision: Decision,
+        reason: str | Exception,
+        otherwise: T,
+        slot: str,
+    ) -> Request | T | Coroutine[Any, Any, Request | T]:
+        """The next attempt of *request*, in the form *changed*."""
+        times = request.meta.get("retry_times", 0) + 1
+        self._reports.retried(request, decision.cls, reason, times)
+        now, delay = self._run.time(), decision.delay or 0.0
+        retry = changed.copy()
+        retry.meta["retry_times"] = times
+        adjust = request.meta.get("priority_adjust")
+        retry.priority = request.priority + (self._priority_adjust if adjust is None else adjust)
+        state = with_failure(get_state(request), decision.cls, one_line(reason), now)
+        state["delay"] = delay
+        due = max(now + delay, self.protection.reserve_retry(slot))
+        return self._later(request, retry, state, due, otherwise)
+
+    def _later(
+        self, request: Request, retry: Request, state: State, due: float, otherwise: T
+    ) -> Request | T | Coroutine[Any, Any, Request | T]:
+        """*retry*, which takes the place of *request*, at *due*."""
         retry.dont_filter = True
-        retry.priority = request.priority + _meta(request, "priority_adjust", self._priority_adjust)
-        state = self._failed(request, cls)
-        set_state(retry, state)
-        delay = self.policy.delay(retry_times, retry_after, self.random)
-        if self._run.tracks(request):
-            state["due"] = state["last_failure"] + delay
-            return retry
-        return self._wait(retry, delay, otherwise) if delay else retry
-
-    def _log_giving_up(self, request: Request, retry_times: int, reason: str | Exception) -> None:
-        level = _log_level(_meta(request, "give_up_log_level", self._give_up_log_level))
-        self._stats.inc_value("retry/max_reached")
-        retry_logger.log(
-            level,
-            "Gave up retrying %(request)s (failed %(retry_times)d times): %(reason)s",
-            {"request": request, "retry_times": retry_times, "reason": reason},
-            extra={"spider": self.crawler.spider},
-        )
-
-    def _count_retry(self, cls: FailureClass, reason: str | Exception) -> None:
-        name = reason if isinstance(reason, str) else global_object_name(reason.__class__)
-        self._stats.inc_value("retry/count")
-        self._stats.inc_value(f"retry/reason_count/{name}")
-        self._stats.inc_value(names.retried(cls.value))
-
-    def _note_retry_after(self, request: Request, asked: float) -> None:
-        self._stats.inc_value(names.RETRY_AFTER)
-        if asked > self.policy.retry_after_cap:
-            logger.debug(
-                "%s: Retry-After asks for %.0f s, cut to HA_RETRY_AFTER_CAP = %g s",
-                request,
-                asked,
-                self.policy.retry_after_cap,
-                extra={"spider": self.crawler.spider},
-            )
-
-    def _failed(self, request: Request, cls: FailureClass) -> State:
-        """A copy of the state of *request*, with this failure in it."""
-        state: State = {**get_state(request)}
-        attempts = {**state.get("attempts", {})}
-        attempts[cls.value] = attempts.get(cls.value, 0) + 1
-        state["attempts"] = attempts
-        state["last_failure"] = self._run.clock.time()
-        state.setdefault("first_failure", state["last_failure"])
-        return state
-
-    def _give_up(self, request: Request, cls: FailureClass, reason: str | Exception) -> None:
-        state = self._failed(request, cls)
-        state["gave_up"] = GaveUp(cls=cls.value, reason=_one_line(reason))
-        set_state(request, state)
-        self._stats.inc_value(names.gave_up(cls.value))
+        delay = due - self._run.time()
+        kept = self._run.tracks(request) or (delay > 0 and self.timers.takes(request))
+        set_state(retry, {**state, "due": due} if kept else state)
+        return retry if kept or delay <= 0 else self._wait(retry, delay, otherwise)
 
     async def _wait(self, retry: Request, delay: float, otherwise: T) -> Request | T:
         """*retry* after *delay* seconds, cut to ``HA_RETRY_WAIT_CAP``, or at once when the spider closes.
@@ -202,38 +297,25 @@ class ClassifiedRetryMiddleware:
             left -= LOOK_INTERVAL
         return retry
 
+    def _give_up(self, request: Request, decision: Decision, reason: str | Exception, now: float) -> None:
+        state = with_failure(get_state(request), decision.cls, one_line(reason), now)
+        state["gave_up"] = GaveUp(cls=decision.cls, reason=one_line(reason))
+        set_state(request, state)
+        self._run.bury(request)
+        self._reports.gave_up(request, decision, reason, request.meta.get("retry_times", 0) + 1)
 
-def _policy(settings: BaseSettings) -> RetryPolicy:
-    return RetryPolicy(
-        times=settings.getint("RETRY_TIMES"),
-        http_codes=frozenset(int(code) for code in settings.getlist("RETRY_HTTP_CODES")),
-        exceptions=tuple(
-            load_object(one) if isinstance(one, str) else one for one in settings.getlist("RETRY_EXCEPTIONS")
-        ),
-        base=declared.read(settings, "HA_RETRY_BASE"),
-        cap=declared.read(settings, "HA_RETRY_CAP"),
-        floor=declared.read(settings, "HA_RETRY_FLOOR"),
-        retry_after_cap=declared.read(settings, "HA_RETRY_AFTER_CAP"),
-    )
-
-
-def _meta(request: Request, key: str, default: Any) -> Any:
-    value = request.meta.get(key)
-    return default if value is None else value
-
-
-def _log_level(level: int | str) -> int:
-    """The number of a log level given as such or by name, as Scrapy takes it.
-
-    Raises:
-        ValueError: There is no such level.
-    """
-    number = logging.getLevelName(level) if isinstance(level, str) else level
-    if not isinstance(number, int):
-        raise ValueError(f"Invalid give-up log level: {level!r}")
-    return number
-
-
-def _one_line(reason: str | Exception) -> str:
-    text = reason if isinstance(reason, str) else f"{global_object_name(reason.__class__)}: {reason}"
-    return " ".join(text[: 2 * REASON_LIMIT].split())[:REASON_LIMIT]
+    def _retried_by_callback(self, retry: Request, page: Request) -> float:
+        """Note in the state of *retry*, which the callback of *page* asked for, that it did; its time."""
+        cls = FailureClass.CALLBACK.value
+        now = self._run.time()
+        self._stats.inc_value(names.retried(cls))
+        attempt = Attempt(
+            cls, now, named=True, status=200, method=page.method, meta=page.meta, state=get_state(page)
+        )
+        decision = self.decider.decide(attempt)
+        delay = decision.delay if decision is not None and decision.delay is not None else 0.0
+        state = with_failure(get_state(page), cls, "asked for by the callback", now)
+        state.pop("gave_up", None)  # an errback may ask, too
+        state["delay"] = delay
+        set_state(retry, state)
+        return now + delay

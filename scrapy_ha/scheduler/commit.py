@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from scrapy.utils.defer import maybe_deferred_to_future
 
-from scrapy_ha.loop import Ticker, completed, in_thread, spawn
+from scrapy_ha.errors import HAError
+from scrapy_ha.loop import Ticker, completed, in_thread, sleep, spawn
 
 if TYPE_CHECKING:
     from scrapy import Request
@@ -48,6 +49,8 @@ class Commits:
     Args:
         failed: Called with the error when something could not be written. The pages concerned
             stay leased: the next run takes them up again.
+        expired: Called with the number of dead requests that housekeeping has forgotten.
+        written: Called when pages that waited for the device are done.
     """
 
     def __init__(
@@ -57,11 +60,18 @@ class Commits:
         policy: str,
         interval: float,
         failed: Callable[[Exception], None],
+        expired: Callable[[int], None] = lambda number: None,
+        written: Callable[[], None] = lambda: None,
     ) -> None:
         self._frontier = frontier
         self._run = run
         self._policy = policy
         self._failed = failed
+        self._expired = expired
+        self._written = written
+        self.pending = 0
+        """Pages whose acknowledgement waits for the device: they would be fetched again after a kill."""
+        self.waits_for_device = policy == "always"
         self._waiting: list[Commit] = []
         self._broken = False
         self._round: Deferred[None] | None = None
@@ -83,6 +93,7 @@ class Commits:
         if self._broken:
             return
         self._waiting.append(commit)
+        self.pending += self.waits_for_device
         if self._policy != "always":
             self._write(self._settle())
         elif self._round is None:
@@ -94,6 +105,12 @@ class Commits:
             await ticker.stop()
         if self._round is not None:
             await maybe_deferred_to_future(self._round)
+        if not self._broken:
+            try:
+                while self._expire():
+                    pass
+            except HAError as error:
+                self._failed(error)
         if self._policy != "never":
             await self._sync()
 
@@ -142,6 +159,8 @@ class Commits:
                 await in_thread(self._run.fsync)
                 self._write(settled, marks)
                 await in_thread(lambda: completed(self._frontier.sync()))
+                self.pending -= len(settled)
+                self._written()
         except Exception as error:
             self._break(error)
         finally:
@@ -160,5 +179,15 @@ class Commits:
     async def _maintain(self) -> None:
         try:
             await in_thread(lambda: completed(self._frontier.maintain()))
+            while self._expire():
+                await sleep(0)
         except Exception as error:
             self._failed(error)
+
+    def _expire(self) -> bool:
+        """Forget some dead requests that are beyond the limits; whether there were any."""
+        number = completed(self._frontier.expire())
+        if number:
+            self._dirty = True
+            self._expired(number)
+        return number > 0

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from hashlib import sha1
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy import Request, signals
-from scrapy.core.downloader import Downloader
 from scrapy.core.scheduler import BaseScheduler
 from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
+from scrapy_ha.deadletter import BAD_RECORD, CALLBACK, REASON_LIMIT, DeadLetter
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
-from scrapy_ha.fingerprint import host_of
 from scrapy_ha.lifecycle import Lifecycle
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
 from scrapy_ha.run import current_page, run_of
@@ -24,18 +22,23 @@ from scrapy_ha.scheduler.cheap import Tally
 from scrapy_ha.scheduler.commit import Commit, Commits
 from scrapy_ha.scheduler.duplicates import Duplicates
 from scrapy_ha.scheduler.identity import adopt, inherit
+from scrapy_ha.scheduler.letters import letter_of
 from scrapy_ha.scheduler.pages import Loads, Page
 from scrapy_ha.scheduler.seeding import Seeding
 from scrapy_ha.scheduler.unstored import Unstored, UnstoredQueue
 from scrapy_ha.serialize import RequestCodec
-from scrapy_ha.state import get_state, set_state
+from scrapy_ha.slot import SlotNames
+from scrapy_ha.state import GaveUp, clean_state, get_state, set_state, with_failure
 from scrapy_ha.typing import SEED, Entry, Frontier, Lease, Opened, Settlement
 
 if TYPE_CHECKING:
     from scrapy import Spider
     from scrapy.crawler import Crawler
     from twisted.internet.defer import Deferred
+    from twisted.python.failure import Failure
     from typing_extensions import Self
+
+    from scrapy_ha.typing import Gate
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +53,7 @@ STALLED_AFTER = 4.0
 """Seconds without the end of a page; the engine asks for requests at least every 5 s."""
 HOLD_LIMIT = 1000
 """Requests in memory that one page waits for, over all generations. It bounds what is held."""
-SLOT_NAME_LIMIT = 255
-"""Longer names of download slots, which no host has, are shortened in the store."""
+DAY = 86400.0
 
 
 class HAScheduler(BaseScheduler):
@@ -92,6 +94,7 @@ class HAScheduler(BaseScheduler):
         limit = declared.read(settings, "HA_MAX_IN_FLIGHT")
         self._in_flight_limit = settings.getint("CONCURRENT_REQUESTS") if limit is None else limit
         self._last_end = 0.0
+        self._company = 0
         self._ends = 0
         self._pages: dict[Request, Page] = {}
         self._by_id: dict[int, Page] = {}
@@ -101,6 +104,7 @@ class HAScheduler(BaseScheduler):
         self._seeds = Page(Request("about:start"), "", SEED)
         self._unstored_holds = 0
         self._loads = Loads(self._capacity)
+        self._gate: Gate | None = None
         self._wake_timer: Timer | None = None
         self._wake_at = math.inf
         self._failed = False
@@ -121,6 +125,8 @@ class HAScheduler(BaseScheduler):
                 max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
                 order=declared.read(settings, "HA_QUEUE_ORDER"),
                 crawl=declared.namespace(settings, spider.name),
+                dead_limit=declared.read(settings, "HA_DLQ_LIMIT") or None,
+                dead_seconds=declared.read(settings, "HA_DLQ_DAYS") * DAY or None,
             )
             opened = completed(frontier.open())
         except HAError as error:
@@ -130,20 +136,25 @@ class HAScheduler(BaseScheduler):
         self._frontier: Frontier = frontier
         self._clock = self._run.clock = frontier.clock
         self._codec = RequestCodec(spider)
+        self._spider_name = spider.name
         self._downloader: Any = self.crawler.engine.downloader
-        self._slots_are_hosts = (
-            type(self._downloader).get_slot_key is Downloader.get_slot_key
-            and not self._downloader.ip_concurrency
-        )
+        self._slot_of = SlotNames(self._downloader).of
         self._lifecycle = Lifecycle(self.crawler, self._ended, self._began)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
         self._run.tracks = lambda page: page in self._pages or page is self._seeds.request
+        self._run.bury = self._bury
+        self._run.keep = self._keep
+        self._gate = self._run.gate
+        if self._gate is not None:
+            self._gate.changed = self._gate_changed
         self._commits = Commits(
             frontier,
             self._run,
             declared.read(settings, "HA_FSYNC"),
             declared.read(settings, "HA_FSYNC_INTERVAL"),
             self._fail,
+            lambda number: self._stats.inc_value("ha/dlq/expired", number),
+            self._lifecycle.wake,
         )
         self._commits.start()
         self._last_end = self._clock.time()
@@ -151,6 +162,8 @@ class HAScheduler(BaseScheduler):
         self._seeding.open(opened)
         self._lifecycle.wrap_start(self._seeding.produce)
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
+        if declared.read(settings, "HA_DLQ_CALLBACK_ERRORS"):
+            self.crawler.signals.connect(self._callback_raised, signals.spider_error)
         self._report(opened, directory)
 
     def _report(self, opened: Opened, directory: Path) -> None:
@@ -176,7 +189,7 @@ class HAScheduler(BaseScheduler):
             logger.error(
                 "%s was being worked on at %d ends of its process and is set aside as poison",
                 name,
-                json.loads(dead.record)["deliveries"],
+                DeadLetter.unpack(dead.record).deliveries,
             )
 
     def close(self, reason: str) -> Deferred[None]:
@@ -237,18 +250,21 @@ class HAScheduler(BaseScheduler):
         page = current_page.get()
         parent = self._pages.get(page) if page is not None else None
         seed = self._seeding.is_seed(request)
-        due = 0.0
+        due, moves = 0.0, False
         if parent is not None:
-            inherit(request, parent.request)
+            due = inherit(request, parent.request)
         elif not seed:
             parent = self._by_id.get(get_state(request).get("id", 0))
             due = adopt(request, parent is not None)
-        return self._store(request, key, parent, seed, due)
+            moves = due > 0 and parent is not None
+        return self._store(request, key, parent, seed, due, moves)
 
     def next_request(self) -> Request | None:
         # The engine may call from the context of a page; what it starts now is no part of that.
         current_page.set(None)
         if self._failed or self._is_working_enough():
+            return None
+        if self._gate is not None and not self._gate.is_open():
             return None
         try:
             request = self._next_unstored() or self._next_stored()
@@ -265,26 +281,35 @@ class HAScheduler(BaseScheduler):
     def _is_working_enough(self) -> bool:
         """Whether as many pages are in flight as may be.
 
-        When none of them ends for a while they may be waiting for a page that is to come: then
-        they get company.
+        When none of them ends for a while they may be waiting for pages that are to come, such as a
+        pipeline that writes a hundred items at a time: then they get company, twice as much every
+        time, until one ends.
         """
-        return (
-            0 < self._in_flight_limit <= len(self._pages)
-            and self._clock.time() - self._last_end < STALLED_AFTER
-        )
+        if not self._in_flight_limit:
+            return False
+        in_flight = len(self._pages) + self._commits.pending
+        if in_flight < self._in_flight_limit + self._company:
+            return False
+        now = self._clock.time()
+        if now - self._last_end < STALLED_AFTER:
+            return True
+        self._last_end = now
+        self._company = 2 * self._company + 1
+        return in_flight >= self._in_flight_limit + self._company
 
     # Storing
 
     def _store(
-        self, request: Request, key: bytes | None, parent: Page | None, seed: bool, due: float
+        self, request: Request, key: bytes | None, parent: Page | None, seed: bool, due: float, moves: bool
     ) -> bool:
+        """Store *request* until *due*; in the place of *parent*, the attempt that failed, if it *moves*."""
         slot = self._slot_of(request)
         try:
             payload = self._codec.encode(request)
         except Unserializable as error:
-            self._keep_in_memory(request, slot, key, self._seeds if seed else parent, due, error)
+            self._keep_in_memory(request, slot, key, self._seeds if seed else parent, due, moves, error)
             return True
-        if due and parent is not None and parent.lease is not None and not parent.moved:
+        if moves and parent is not None and parent.lease is not None and not parent.moved:
             parent.moved = True
             settlement = Settlement(parent.lease, payload=payload, retry_at=due, priority=request.priority)
             completed(self._frontier.settle([settlement]))
@@ -317,6 +342,7 @@ class HAScheduler(BaseScheduler):
         key: bytes | None,
         parent: Page | None,
         due: float,
+        moves: bool,
         error: Unserializable,
     ) -> None:
         if error.kind not in self._unstored_kinds:
@@ -326,7 +352,7 @@ class HAScheduler(BaseScheduler):
                 request,
                 error,
             )
-        if due and parent is not None and parent.lease is None:
+        if moves and parent is not None and parent.lease is None:
             parent.moved = True  # the retry takes the place of the failed one, and is held for in its stead
             key, parent = parent.key, parent.parent
         if parent is not None and self._is_holding(parent):
@@ -391,7 +417,7 @@ class HAScheduler(BaseScheduler):
             except BadRecord as error:
                 self._set_aside(lease, error)
                 continue
-            state = get_state(request)
+            state = clean_state(request)
             state["id"] = lease.id
             state["deliveries"] = lease.deliveries
             set_state(request, state)
@@ -404,17 +430,68 @@ class HAScheduler(BaseScheduler):
     def _take(self, page: Page) -> None:
         self._pages[page.request] = page
         self._by_id[page.id] = page
+        if self._gate is not None:
+            self._gate.taken(page.slot)
         self._loads.occupy(page.slot)
 
     def _set_aside(self, lease: Lease, error: BadRecord) -> None:
         """A stored request that is none: dead, with the reason; the crawl goes on."""
         logger.error("A stored request of slot %s cannot be read and was set aside: %s", lease.slot, error)
         self._tally.add("ha/scheduler/bad_records")
-        record = self._dead_record({"class": "bad_record", "reason": str(error)[:500]})
-        completed(self._frontier.settle([Settlement(lease, dead=record)]))
+        letter = DeadLetter(
+            BAD_RECORD,
+            str(error),
+            self._clock.time(),
+            slot=lease.slot,
+            spider=self._spider_name,
+            deliveries=lease.deliveries,
+        )
+        completed(self._frontier.settle([Settlement(lease, dead=letter.pack())]))
 
-    def _dead_record(self, record: dict[str, Any]) -> bytes:
-        return json.dumps({**record, "time": self._clock.time()}).encode()
+    # Giving up
+
+    def _bury(self, request: Request, traceback: str = "") -> bool:
+        """Write down what is known of *request*, which is given up, while it goes on (:attr:`Run.bury`)."""
+        page = self._pages.get(request)
+        if page is None or page.moved or self._failed:
+            return False
+        page.record = letter_of(page, self._clock.time(), self._spider_name, traceback).pack()
+        if page.lease is None:
+            self._tally.add("ha/dlq/not_kept")
+            return False
+        try:
+            kept = completed(self._frontier.bury(page.lease, page.record))
+        except HAError as error:
+            self._fail(error)
+            return False
+        self._commits.touch()
+        return kept
+
+    def _callback_raised(self, failure: Failure, response: Any) -> None:
+        """A page whose callback, or errback, raised is given up; what it had yielded by then stays."""
+        request = getattr(response, "request", None)
+        if request not in self._pages:
+            request = current_page.get()
+        if request not in self._pages:
+            return
+        reason = f"{type(failure.value).__name__}: {failure.getErrorMessage()}"[:REASON_LIMIT]
+        state = get_state(request)
+        if "gave_up" not in state:
+            state = with_failure(state, CALLBACK, reason, self._clock.time())
+            state["gave_up"] = GaveUp(cls=CALLBACK, reason=reason)
+            set_state(request, state)
+        self._bury(request, failure.getTraceback())
+
+    def _keep(self, marks: Mapping[str, bytes]) -> None:
+        """Store *marks* (:attr:`Run.keep`)."""
+        if self._failed or not self._opened:
+            return
+        try:
+            completed(self._frontier.settle((), marks=marks))
+        except HAError as error:
+            self._fail(error)
+        else:
+            self._commits.touch()
 
     # The end of a request
 
@@ -441,6 +518,7 @@ class HAScheduler(BaseScheduler):
         if page is None:
             return
         self._last_end = self._clock.time()
+        self._company = 0
         self._ends += 1
         if not self._pages or not self._ends % FLUSH_EVERY:
             self._tally.flush()
@@ -448,7 +526,7 @@ class HAScheduler(BaseScheduler):
             self._loads.vacate(page.slot)
         self._by_id.pop(page.id, None)
         page.ended = True
-        if page.holds:
+        if page.holds or self._commits.waits_for_device:
             self._expose(page, False)  # it only waits
         try:
             self._complete(page)
@@ -482,14 +560,11 @@ class HAScheduler(BaseScheduler):
         if page.lease is None:
             self._commits.commit(Commit(requests, seen=keys))
             return
-        gave_up = get_state(page.request).get("gave_up")
-        dead = None
-        if gave_up is not None:
-            dead = self._dead_record(
-                {"class": gave_up["cls"], "reason": gave_up["reason"], "url": page.request.url}
-            )
+        if page.record is None and get_state(page.request).get("gave_up") is not None:
+            page.record = letter_of(page, self._clock.time(), self._spider_name).pack()
+        if page.record is not None:
             self._tally.add("ha/scheduler/given_up")
-        self._commits.commit(Commit(requests, Settlement(page.lease, dead=dead), keys))
+        self._commits.commit(Commit(requests, Settlement(page.lease, dead=page.record), keys))
 
     # Start requests
 
@@ -538,22 +613,24 @@ class HAScheduler(BaseScheduler):
 
     # Slots
 
-    def _slot_of(self, request: Request) -> str:
-        slot = request.meta.get(Downloader.DOWNLOAD_SLOT)
-        if slot is None:
-            slot = host_of(request.url) if self._slots_are_hosts else self._downloader.get_slot_key(request)
-        slot = str(slot)
-        if len(slot) <= SLOT_NAME_LIMIT:
-            return slot
-        return f"{slot[:SLOT_NAME_LIMIT]}#{sha1(slot.encode(errors='surrogatepass')).hexdigest()}"
-
-    def _capacity(self, slot: str) -> int:
+    def _capacity(self, slot: str) -> int | None:
         downloader = self._downloader
         known = downloader.slots.get(slot)
         if known is not None:
-            return int(known.concurrency)
-        configured = downloader.per_slot_settings.get(slot, {}).get("concurrency")
-        return int(configured or downloader.ip_concurrency or downloader.domain_concurrency)
+            capacity = int(known.concurrency)
+        else:
+            configured = downloader.per_slot_settings.get(slot, {}).get("concurrency")
+            capacity = int(configured or downloader.ip_concurrency or downloader.domain_concurrency)
+        limit = None if self._gate is None else self._gate.limit(slot)
+        if capacity <= 0:  # Scrapy's way to say that there is none
+            return limit
+        return capacity if limit is None else min(capacity, limit)
+
+    def _gate_changed(self, slot: str | None) -> None:
+        """The gate's answers are others now, for *slot* or for all."""
+        if slot is not None:
+            self._loads.review(slot)
+        self._lifecycle.wake()
 
     def _fail(self, error: Exception) -> None:
         """The store, or what an acknowledgement waits for, cannot be written: stop, in order.

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from scrapy_ha.state import META_KEY, State, get_state, set_state
+from scrapy_ha.deadletter import URL_LIMIT
+from scrapy_ha.state import META_KEY, State, get_state, is_retry_of, set_state, start_clean
 
 if TYPE_CHECKING:
     from scrapy import Request
 
 
-def inherit(request: Request, page: Request) -> None:
-    """*request* comes from the callback or errback of *page*: it starts clean.
+def inherit(request: Request, page: Request) -> float:
+    """*request* comes from the callback or errback of *page*.
 
-    A retry counter that came along with ``meta=response.meta`` goes too. One that is higher than
-    the page's stays: the callback asked for a retry (``get_retry_request``).
+    It starts clean, but for the page's URL when it has no ``Referer``; unless the callback asked for a
+    retry of the page (``get_retry_request``): that keeps the page's history.
+
+    Returns:
+        When it is due, epoch seconds; 0 for at once.
     """
-    meta = request.meta
-    if META_KEY in meta:
-        del meta[META_KEY]
-        if meta.get("retry_times", 0) == page.meta.get("retry_times", 0):
-            meta.pop("retry_times", None)
+    if is_retry_of(request, page):
+        return adopt(request, in_flight=True)
+    start_clean(request, page)
+    if b"Referer" not in request.headers:
+        set_state(request, {"parent": page.url[:URL_LIMIT]})
+    return 0.0
 
 
 def adopt(request: Request, in_flight: bool) -> float:

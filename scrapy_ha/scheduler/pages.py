@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from scrapy_ha.typing import SlotSet
+
 if TYPE_CHECKING:
     from scrapy import Request
 
@@ -30,6 +32,8 @@ class Page:
     """It still counts against its slot."""
     moved: bool = False
     """The lease was settled in another way than by the page's end: it is a retry now."""
+    record: bytes | None = None
+    """It was given up; why."""
     ended: bool = False
     """The engine is done with it."""
     holds: int = 0
@@ -59,18 +63,19 @@ class Loads:
     """How many requests of each slot are on their way to or in the downloader.
 
     Args:
-        capacity: How many a slot takes at once; 0 or less means no limit.
+        capacity: How many a slot takes at once; ``None``: any number. A slot may take none, and is
+            full with nothing in it.
     """
 
-    def __init__(self, capacity: Callable[[str], int]) -> None:
+    def __init__(self, capacity: Callable[[str], int | None]) -> None:
         self._capacity = capacity
         self.busy: dict[str, int] = {}
-        self.full: set[str] = set()
+        """Slots with anything in them."""
+        self.full = SlotSet()
 
     def occupy(self, slot: str) -> None:
-        load = self.busy[slot] = self.busy.get(slot, 0) + 1
-        if 0 < self._capacity(slot) <= load:
-            self.full.add(slot)
+        self.busy[slot] = self.busy.get(slot, 0) + 1
+        self.review(slot)
 
     def vacate(self, slot: str) -> None:
         load = self.busy[slot] - 1
@@ -78,5 +83,13 @@ class Loads:
             self.busy[slot] = load
         else:
             del self.busy[slot]
-        if slot in self.full and load < self._capacity(slot):
+        if slot in self.full:
+            self.review(slot)
+
+    def review(self, slot: str) -> None:
+        """Find out anew whether *slot* is full: its capacity may be another now."""
+        capacity = self._capacity(slot)
+        if capacity is not None and self.busy.get(slot, 0) >= capacity:
+            self.full.add(slot)
+        else:
             self.full.discard(slot)

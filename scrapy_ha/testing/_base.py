@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 import pytest
 
 from scrapy_ha.testing.clock import FakeClock
-from scrapy_ha.typing import Entry, Lease, Settlement
+from scrapy_ha.typing import Entry, Lease, Replay, Settlement
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Frontier
@@ -22,10 +22,17 @@ Suite = TypeVar("Suite", bound="ContractBase")
 
 class MakeFrontier(Protocol):
     def __call__(
-        self, worker: str = "a", order: str = "fifo", max_deliveries: int = 5, fresh: bool = False
+        self,
+        worker: str = "a",
+        order: str = "fifo",
+        max_deliveries: int = 5,
+        fresh: bool = False,
+        dead_limit: int | None = None,
+        dead_seconds: float | None = None,
     ) -> Frontier:
         """A frontier that is not open yet, over the store of this test, or over a *fresh* one
-        which is this test's store from then on."""
+        which is this test's store from then on. The rest are the store's own options: how many
+        requests in the dead state are kept, and for how long."""
 
 
 class ContractBase:
@@ -126,6 +133,18 @@ async def ack(frontier: Frontier, *leases: Lease) -> list[bool]:
 async def bury(frontier: Frontier, *leases: Lease, record: bytes = b"record") -> None:
     """Give *leases* up."""
     assert all(await frontier.settle([Settlement(one, dead=record) for one in leases]))
+
+
+async def replay(frontier: Frontier, *ids: int, due: float = 0.0) -> int:
+    return await frontier.replay([Replay(id_, due) for id_ in ids])
+
+
+async def expire_all(frontier: Frontier) -> int:
+    """Forget until nothing is beyond the limits; how many it came to."""
+    total = 0
+    while found := await frontier.expire():
+        total += found
+    return total
 
 
 async def reclaim_all(frontier: Frontier) -> tuple[int, int]:

@@ -22,6 +22,7 @@ from scrapy_ha.testing._base import (
     numbers,
     opened,
     reclaim_all,
+    replay,
 )
 from scrapy_ha.typing import Settlement
 
@@ -82,7 +83,7 @@ class Leasing(ContractBase):
                 Settlement(first[2], dead=b"x"),
             ]
         )
-        await frontier.replay([first[2].id])
+        await replay(frontier, first[2].id)
         clock.advance(10.5)
         assert await reclaim_all(frontier) == (3, 0)
         assert names(await lease(frontier, 100)) == expected

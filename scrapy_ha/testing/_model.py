@@ -6,12 +6,23 @@ payloads, which are all different.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from scrapy_ha.typing import SEED, Counts, Dead, Entry, Lease, Opened, Settlement, is_suspect
+from scrapy_ha.deadletter import POISON, DeadLetter
+from scrapy_ha.typing import (
+    SEED,
+    SUSPECT_PATIENCE,
+    Counts,
+    Dead,
+    Entry,
+    Lease,
+    Opened,
+    Replay,
+    Settlement,
+    is_suspect,
+)
 
 
 @dataclass
@@ -29,10 +40,16 @@ class Known:
     id: int = 0
     """0 until it is leased for the first time."""
     holder: str = ""
+    since: float = 0.0
     token: int = 0
     deadline: float = 0.0
+    given_up: bool = False
+    """It has a record; so it has until it is done."""
     record: bytes | None = None
-    """``None`` in the dead state: poison."""
+    """``None`` while it has one: poison."""
+    buried: bytes = b""
+    """Its payload when it was given up."""
+    died: float = 0.0
     children: Counter[bytes] = field(default_factory=Counter)
     """Stored children without a key, by ordinal, until it is done."""
 
@@ -150,7 +167,7 @@ class Model:
             assert lease.token > one.token
             assert one.id in (0, lease.id)
             one.id, one.token, one.state = lease.id, lease.token, "leased"
-            one.holder, one.deadline = worker, now + ttl
+            one.holder, one.deadline, one.since = worker, now + ttl, now
             self.produced[worker][one.id] = Produced(lease.token)
         if len(leases) < limit:
             assert self._eligible(full, now) == [], "what is due was not leased"
@@ -160,7 +177,10 @@ class Model:
         self._judge_ids()
 
     def _eligible(self, full: Collection[str], now: float) -> list[Known]:
-        watched = any(is_suspect(one.deliveries - 1, self.max_deliveries) for one in self.having("leased"))
+        watched = any(
+            is_suspect(one.deliveries - 1, self.max_deliveries) and now - one.since < SUSPECT_PATIENCE
+            for one in self.having("leased")
+        )
         return [
             one
             for one in self.having("ready", "delayed")
@@ -173,7 +193,7 @@ class Model:
         ids = [one.id for one in self.accepted if one.id]
         assert ids == sorted(set(ids)), "ids do not tell the order of arrival"
 
-    def settle(self, worker: str, settlements: Sequence[Settlement]) -> list[bool]:
+    def settle(self, worker: str, settlements: Sequence[Settlement], now: float) -> list[bool]:
         """The verdicts that are right; children are offered before."""
         verdicts = []
         for settlement in settlements:
@@ -196,8 +216,21 @@ class Model:
                     one.priority = settlement.priority
             else:
                 one.children.clear()
-                one.state, one.record = "done" if settlement.dead is None else "dead", settlement.dead
+                if settlement.dead is None:
+                    one.state, one.given_up = "done", False
+                else:
+                    one.state = "dead"
+                    self._give_up(one, settlement.dead, now)
         return verdicts
+
+    def bury(self, lease: Lease, record: bytes, now: float) -> bool:
+        held = self.holds(lease)
+        if held:
+            self._give_up(self.named(lease.id), record, now)
+        return held
+
+    def _give_up(self, one: Known, record: bytes | None, now: float) -> None:
+        one.given_up, one.record, one.buried, one.died = True, record, one.payload, now
 
     def store_marks(self, worker: str, seen: Sequence[bytes], marks: Mapping[str, bytes]) -> None:
         self.seen.update(seen)
@@ -210,23 +243,24 @@ class Model:
                 self.named(lease.id).deadline = deadline
         return [self.holds(lease) for lease in leases]
 
-    def take_back(self, requests: Sequence[Known]) -> tuple[int, int]:
+    def take_back(self, requests: Sequence[Known], now: float) -> tuple[int, int]:
         """Ready, or dead as poison: how many of each it should be."""
         poison = [one for one in requests if one.deliveries >= self.max_deliveries]
         for one in requests:
             one.state = "ready"
         for one in poison:
-            one.state, one.record = "dead", None
+            one.state = "dead"
+            self._give_up(one, None, now)
         return len(requests) - len(poison), len(poison)
 
-    def open(self, worker: str) -> Opened:
+    def open(self, worker: str, now: float) -> Opened:
         """What should be found."""
         if self.finished and not self.pending:
             self.start_afresh()
         self.finished = False
         resumed = self.begun
         held = [one for one in self.having("leased") if one.holder == worker]
-        reclaimed, poisoned = self.take_back(held)
+        reclaimed, poisoned = self.take_back(held, now)
         self.produced[worker] = {SEED: Produced(-1)}
         return Opened(resumed, self.seeded, reclaimed, poisoned, marks=dict(self.marks.get(worker, {})))
 
@@ -235,17 +269,28 @@ class Model:
             if one.holder == worker:
                 one.state, one.deliveries = "ready", one.deliveries - 1
 
-    def replay(self, ids: Collection[int]) -> int:
-        found = [one for one in self.having("dead") if one.id in ids]
+    def replay(self, replays: Sequence[Replay], now: float) -> int:
+        first = {replay.id: replay for replay in reversed(replays)}
+        found = [one for one in self.having("dead") if one.id in first]
         for one in found:
-            one.state, one.deliveries = "ready", 0
+            replay = first[one.id]
+            one.state, one.due, one.deliveries = "ready", 0.0, 0
+            if replay.due > now:
+                one.state, one.due = "delayed", replay.due
+            if replay.payload is not None:
+                one.payload = replay.payload
         return len(found)
 
     def purge(self, ids: Collection[int]) -> int:
         found = [one for one in self.having("dead") if one.id in ids]
         for one in found:
-            one.state = "done"
+            one.state, one.given_up = "done", False
         return len(found)
+
+    def expire(self, limit: int, seconds: float, now: float) -> int:
+        dead = sorted(self.having("dead"), key=lambda one: (one.died, one.id))
+        beyond = dead[: max(len(dead) - limit, 0)] + [one for one in dead if now - one.died >= seconds]
+        return self.purge([one.id for one in beyond])
 
     # What must hold at any time
 
@@ -267,12 +312,12 @@ class Model:
             assert due <= min(waiting, default=due)
 
     def judge_dead(self, found: Sequence[Dead]) -> None:
-        expected = sorted(self.having("dead"), key=lambda one: one.id)
-        assert [(dead.id, dead.slot, dead.payload) for dead in found] == [
-            (one.id, one.slot, one.payload) for one in expected
+        expected = sorted((one for one in self.accepted if one.given_up), key=lambda one: one.id)
+        assert [(dead.id, dead.slot, dead.payload, dead.pending) for dead in found] == [
+            (one.id, one.slot, one.buried, one.state != "dead") for one in expected
         ]
         for dead, one in zip(found, expected, strict=True):
             if one.record is None:
-                assert json.loads(dead.record)["class"] == "poison"
+                assert DeadLetter.unpack(dead.record).cls == POISON
             else:
                 assert dead.record == one.record

@@ -21,6 +21,7 @@ from scrapy_ha.testing._base import (
     names,
     numbers,
     opened,
+    replay,
 )
 from scrapy_ha.typing import SEED, Entry, Frontier, Lease, Settlement
 
@@ -376,7 +377,7 @@ class Offering(ContractBase):
         page = await _lease_named(frontier, "page")
         assert await frontier.offer([second, first]) == [True, False]
         await bury(frontier, page)
-        assert await frontier.replay([page.id]) == 1
+        assert await replay(frontier, page.id) == 1
         await _lease_named(frontier, "page")
         assert await frontier.offer([first, second, first]) == [True, True, True]
 

@@ -21,8 +21,9 @@ from scrapy_ha.testing._base import (
     names,
     numbers,
     opened,
+    replay,
 )
-from scrapy_ha.typing import SEED, UNEXPOSED_FACTOR, Settlement
+from scrapy_ha.typing import SEED, SUSPECT_PATIENCE, UNEXPOSED_FACTOR, Settlement
 
 if TYPE_CHECKING:
     from scrapy_ha.testing._base import MakeFrontier
@@ -154,6 +155,27 @@ class Recovering(ContractBase):
         ]
 
     @driven
+    async def test_a_suspect_does_not_hold_the_others_back_for_ever(
+        self, make: MakeFrontier, clock: FakeClock
+    ) -> None:
+        """It may be waiting for one of them."""
+        frontier = await opened(make())
+        await frontier.offer(entries("one", "two", "three"))
+        for _ in range(2):
+            assert len(await lease(frontier, 3)) == 3
+            self.crash(frontier)
+            frontier = await opened(make())
+        (first,) = await lease(frontier, 9)
+        clock.advance(SUSPECT_PATIENCE - 1)
+        assert await lease(frontier, 9) == []
+        clock.advance(1)
+        assert names(await lease(frontier, 9)) == ["two"]
+        await ack(frontier, first)
+        assert await lease(frontier, 9) == []
+        clock.advance(SUSPECT_PATIENCE)
+        assert names(await lease(frontier, 9)) == ["three"]
+
+    @driven
     async def test_suspects_of_all_workers_are_delivered_alone(self, make: MakeFrontier) -> None:
         """While one worker has a suspect, no other worker gets one."""
         self.need_workers()
@@ -188,7 +210,7 @@ class Recovering(ContractBase):
         record = json.loads(dead.record)
         assert (record["class"], record["deliveries"], record["time"]) == ("poison", 3, clock.time())
         assert [(one.payload, one.deliveries) for one in await lease_all(frontier)] == [(b"neighbour", 2)]
-        assert await frontier.replay([killer.id]) == 1
+        assert await replay(frontier, killer.id) == 1
         assert (await lease_one(frontier)).deliveries == 1
 
     @driven
@@ -263,7 +285,7 @@ class Recovering(ContractBase):
         assert await frontier.offer(keyed("x", "y", "dead")) == [True] * 3
         leases = await lease_all(frontier)
         assert min(one.id for one in leases) > dead.id
-        assert await frontier.replay([dead.id]) == 1
+        assert await replay(frontier, dead.id) == 1
         assert (await lease_one(frontier)).id == dead.id
 
     @driven
@@ -332,7 +354,7 @@ class Recovering(ContractBase):
             await ack(frontier, done)
             if late == "replayed":
                 await frontier.finish()
-                await frontier.replay([dead.id])
+                await replay(frontier, dead.id)
             else:
                 await frontier.offer([entry("late", key=b"late", due=1e11 if late == "delayed" else 0)])
                 if late == "flying":

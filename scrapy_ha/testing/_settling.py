@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from scrapy_ha.testing._base import (
     ContractBase,
     ack,
-    bury,
     driven,
     entries,
     entry,
@@ -204,84 +203,3 @@ class Settling(ContractBase):
         await frontier.finish()
         await frontier.close()
         assert (await make().open()).marks == {}
-
-    # The dead
-
-    @driven
-    async def test_the_dead_are_listed_in_pages(self, make: MakeFrontier) -> None:
-        """By id, each once, with slot, payload and record; over a crash too."""
-        frontier = await opened(make())
-        await frontier.offer([entry(f"{n}", f"s{n % 3}") for n in range(25)])
-        leases = await lease_all(frontier)
-        assert (
-            await frontier.settle(
-                [
-                    Settlement(one, dead=b"\0record " + one.payload, payload=one.payload + b"!")
-                    for one in leases
-                ]
-            )
-            == [True] * 25
-        )
-        self.crash(frontier)
-        frontier = await opened(make())
-        found = []
-        after = 0
-        while page := await frontier.dead(10, after):
-            found += page
-            after = page[-1].id
-        assert [one.id for one in found] == sorted(one.id for one in leases)
-        by_id = {one.id: one for one in leases}
-        for dead in found:
-            one = by_id[dead.id]
-            assert (dead.slot, dead.payload) == (one.slot, one.payload + b"!")
-            assert dead.record == b"\0record " + one.payload
-        assert await numbers(frontier) == (0, 0, 0, 25)
-
-    @driven
-    async def test_an_empty_record_is_one(self, make: MakeFrontier) -> None:
-        """``b""`` is not ``None``: the request is dead, not done."""
-        frontier = await opened(make())
-        await frontier.offer(entries("x"))
-        await bury(frontier, await lease_one(frontier), record=b"")
-        (dead,) = await frontier.dead(5)
-        assert (dead.payload, dead.record) == (b"x", b"")
-
-    @driven
-    async def test_replay(self, make: MakeFrontier) -> None:
-        """The request is ready again as it was, with no deliveries counted, and still seen."""
-        frontier = await opened(make(max_deliveries=3))
-        await frontier.offer([entry("x", "s", key=b"k", priority=9)])
-        for _ in range(2):
-            await lease_one(frontier)
-            self.crash(frontier)
-            frontier = await opened(make(max_deliveries=3))
-        one = await lease_one(frontier)
-        assert one.deliveries == 3
-        await frontier.settle([Settlement(one, dead=b"why", payload=b"y")])
-        assert await frontier.replay([one.id, one.id, 10**9, 0]) == 1
-        assert await frontier.replay([one.id]) == 0
-        assert await frontier.dead(5) == []
-        assert await numbers(frontier) == (1, 0, 0, 0)
-        assert await frontier.offer(keyed("k")) == [False]
-        self.crash(frontier)
-        frontier = await opened(make(max_deliveries=3))
-        again = await lease_one(frontier)
-        assert (again.id, again.payload, again.slot, again.priority) == (one.id, b"y", "s", 9)
-        assert again.deliveries == 1
-        assert again.token > one.token
-
-    @driven
-    async def test_purge(self, make: MakeFrontier) -> None:
-        """Only dead requests are forgotten; their keys stay seen."""
-        frontier = await opened(make())
-        await frontier.offer(keyed("dead", "also", "leased", "ready"))
-        dead, also, leased = await lease(frontier, 3)
-        await bury(frontier, dead, also)
-        assert await frontier.purge([dead.id, dead.id, leased.id, 10**9, 0]) == 1
-        assert await frontier.purge([dead.id]) == 0
-        assert await frontier.replay([dead.id, leased.id]) == 0
-        assert [one.id for one in await frontier.dead(5)] == [also.id]
-        assert await numbers(frontier) == (1, 0, 1, 1)
-        assert await frontier.offer(keyed("dead")) == [False]
-        self.crash(frontier)
-        assert [one.id for one in await (await opened(make())).dead(5)] == [also.id]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scrapy_ha.testing._base import MakeFrontier
+from scrapy_ha.testing._giving_up import GivingUp
 from scrapy_ha.testing._leasing import Leasing
 from scrapy_ha.testing._offering import Offering
 from scrapy_ha.testing._recovering import Recovering
@@ -11,7 +12,7 @@ from scrapy_ha.testing._settling import Settling
 __all__ = ["FrontierContract", "MakeFrontier"]
 
 
-class FrontierContract(Offering, Leasing, Settling, Recovering):
+class FrontierContract(Offering, Leasing, Settling, GivingUp, Recovering):
     """Derive a class named ``Test…`` and give it the store::
 
         class TestMyStore(FrontierContract):
@@ -19,7 +20,7 @@ class FrontierContract(Offering, Leasing, Settling, Recovering):
 
             @pytest.fixture
             def make(self, clock):
-                def make(worker="a", order="fifo", max_deliveries=5, fresh=False):
+                def make(worker="a", order="fifo", max_deliveries=5, fresh=False, **limits):
                     return MyFrontier(...)
                 return make
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from scrapy_ha.testing._model import Model
 from scrapy_ha.testing.clock import FakeClock
-from scrapy_ha.typing import SEED, Entry, Lease, Settlement
+from scrapy_ha.typing import SEED, Entry, Lease, Replay, Settlement, SlotSet
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Frontier
@@ -23,6 +23,9 @@ T = TypeVar("T")
 KEYS = [b"", b"\0", b"a", b"a\0", b"\xff", *(b"key %d" % n for n in range(6))]
 SLOTS = ["", "a", "a\0", "b"]
 ORDINALS = [b"", b"1", b"2"]
+DEAD_LIMIT = 3
+DEAD_SECONDS = 100.25
+"""Limits of every frontier that the machine makes."""
 TTLS = [10.25, 60.25, math.inf]
 """Time advances by halves, so no deadline is ever met exactly."""
 
@@ -64,7 +67,8 @@ class FrontierMachine(RuleBasedStateMachine):
     """Derive a class, give it the store, and use its ``TestCase``::
 
         class MyMachine(FrontierMachine):
-            def make_frontier(self, worker, order, max_deliveries): ...
+            def make_frontier(self, worker, order, max_deliveries):
+                ...  # with at most DEAD_LIMIT requests in the dead state, for DEAD_SECONDS
             def crash(self, frontier): ...
 
         TestMyMachine = MyMachine.TestCase
@@ -86,6 +90,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._frontiers: dict[str, Frontier] = {}
         self._leases: dict[str, list[Lease]] = {"a": [], "b": []}
+        self._full = SlotSet()
         self._payloads = 0
 
     # What a store provides
@@ -116,7 +121,7 @@ class FrontierMachine(RuleBasedStateMachine):
     def _open(self, worker: str) -> None:
         frontier = self.make_frontier(worker, self._order, self.model.max_deliveries)
         found = self.drive(frontier.open())
-        assert found == self.model.open(worker)
+        assert found == self.model.open(worker, self.clock.time())
         self._frontiers[worker] = frontier
 
     def _worker(self, number: int) -> tuple[str, Frontier]:
@@ -196,7 +201,10 @@ class FrontierMachine(RuleBasedStateMachine):
     )
     def lease(self, number: int, limit: int, busy: dict[str, int], full: set[str], ttl: float) -> None:
         worker, frontier = self._worker(number)
-        leases = self.drive(frontier.lease(limit, busy, full, ttl))
+        if number % 2:  # the same set, time and again, of which a store may follow the changes
+            for slot in SLOTS:
+                (self._full.add if slot in full else self._full.discard)(slot)
+        leases = self.drive(frontier.lease(limit, busy, self._full if number % 2 else full, ttl))
         self.model.leased(worker, leases, limit, busy, full, self.clock.time(), ttl)
         self._leases[worker] += leases
 
@@ -235,7 +243,7 @@ class FrontierMachine(RuleBasedStateMachine):
         verdicts = self.drive(frontier.settle(settlements, batch, seen, marks))
         self.model.offer(worker, batch, now)
         self.model.store_marks(worker, seen, marks)
-        assert verdicts == self.model.settle(worker, settlements)
+        assert verdicts == self.model.settle(worker, settlements, now)
 
     @rule(number=workers, drawn=batches, limit=limits, ttl=ttls, ended=st.just([]) | endings)
     def work(
@@ -250,6 +258,16 @@ class FrontierMachine(RuleBasedStateMachine):
         self.offer(number, drawn)
         self.lease(number, limit, {}, set(), ttl)
         self.settle(number, ended, [], [], {})
+
+    @precondition(lambda self: self.model.having("leased"))
+    @rule(number=workers, chosen=picks)
+    def bury(self, number: int, chosen: list[int]) -> None:
+        """Leases are given up, and go on."""
+        worker, frontier = self._worker(number)
+        for lease in self._pick(worker, chosen):
+            record = b"early record of %d" % lease.id
+            verdict = self.drive(frontier.bury(lease, record))
+            assert verdict == self.model.bury(lease, record, self.clock.time())
 
     @precondition(lambda self: self.model.having("leased"))
     @rule(number=workers, chosen=picks, ttl=ttls)
@@ -270,7 +288,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         now = self.clock.time()
         expired = [one for one in self.model.having("leased") if one.deadline < now]
-        assert self.drive(frontier.reclaim()) == self.model.take_back(expired)
+        assert self.drive(frontier.reclaim()) == self.model.take_back(expired, now)
 
     @rule(number=workers, crash=st.booleans())
     def close(self, number: int, crash: bool) -> None:
@@ -297,7 +315,7 @@ class FrontierMachine(RuleBasedStateMachine):
                 self.model.leased(worker, leases, 5, {}, (), now, 10.25)
                 self._leases[worker] += leases
                 settlements = [Settlement(one) for one in leases]
-                assert self.drive(frontier.settle(settlements)) == self.model.settle(worker, settlements)
+                assert self.drive(frontier.settle(settlements)) == self.model.settle(worker, settlements, now)
                 self.clock.advance(50)
                 now = self.clock.time()
         self.drive(frontier.finish())
@@ -320,8 +338,17 @@ class FrontierMachine(RuleBasedStateMachine):
         self.model.seeds.clear()
 
     @precondition(lambda self: self.model.having("dead"))
-    @rule(number=workers, chosen=picks, others=picks, purge=st.sampled_from([False, False, True]))
-    def repair(self, number: int, chosen: list[int], others: list[int], purge: bool) -> None:
+    @rule(
+        number=workers,
+        chosen=picks,
+        others=picks,
+        purge=st.sampled_from([False, False, True]),
+        delay=st.sampled_from([0.0, 0.5, 20.0]),
+        fresh=st.booleans(),
+    )
+    def repair(
+        self, number: int, chosen: list[int], others: list[int], purge: bool, delay: float, fresh: bool
+    ) -> None:
         """An operator replays or purges some of the dead, and ids that are of no dead request."""
         _, frontier = self._worker(number)
         dead = self.model.having("dead")
@@ -330,7 +357,21 @@ class FrontierMachine(RuleBasedStateMachine):
         if purge:
             assert self.drive(frontier.purge(ids)) == self.model.purge(ids)
         else:
-            assert self.drive(frontier.replay(ids)) == self.model.replay(ids)
+            now = self.clock.time()
+            due = now + delay if delay else 0.0
+            replays = [Replay(id_, due, self._payload() if fresh else None) for id_ in ids]
+            assert self.drive(frontier.replay(replays)) == self.model.replay(replays, now)
+
+    @rule(number=workers, seconds=st.sampled_from([0.0, 0.0, 101.0]))
+    def expire(self, number: int, seconds: float) -> None:
+        """The oldest of the dead are forgotten."""
+        _, frontier = self._worker(number)
+        self.clock.advance(seconds)
+        expected = self.model.expire(DEAD_LIMIT, DEAD_SECONDS, self.clock.time())
+        found = 0
+        while step := self.drive(frontier.expire()):
+            found += step
+        assert found == expected
 
     @rule(number=workers)
     def keep_house(self, number: int) -> None:

@@ -33,13 +33,24 @@ class TestMemoryFrontier(FrontierContract):
         store = MemoryStore()
 
         def make(
-            worker: str = "a", order: str = "fifo", max_deliveries: int = 5, fresh: bool = False
+            worker: str = "a",
+            order: str = "fifo",
+            max_deliveries: int = 5,
+            fresh: bool = False,
+            dead_limit: int | None = None,
+            dead_seconds: float | None = None,
         ) -> Frontier:
             nonlocal store
             if fresh:
                 store = MemoryStore()
             return self.frontier(
-                store, worker=worker, clock=clock, order=order, max_deliveries=max_deliveries
+                store,
+                worker=worker,
+                clock=clock,
+                order=order,
+                max_deliveries=max_deliveries,
+                dead_limit=dead_limit,
+                dead_seconds=dead_seconds,
             )
 
         return make
@@ -97,11 +108,24 @@ class TestLevelDBFrontier(FrontierContract):
         made: list[LevelDBFrontier] = []
 
         def make(
-            worker: str = "a", order: str = "fifo", max_deliveries: int = 5, fresh: bool = False
+            worker: str = "a",
+            order: str = "fifo",
+            max_deliveries: int = 5,
+            fresh: bool = False,
+            dead_limit: int | None = None,
+            dead_seconds: float | None = None,
         ) -> Frontier:
             if fresh:
                 self.path = next_path(self.path)
-            made.append(LevelDBFrontier(self.path, clock=clock, order=order, max_deliveries=max_deliveries))
+            frontier = LevelDBFrontier(
+                self.path,
+                clock=clock,
+                order=order,
+                max_deliveries=max_deliveries,
+                dead_limit=dead_limit,
+                dead_seconds=dead_seconds,
+            )
+            made.append(frontier)
             return made[-1]
 
         yield make

@@ -15,6 +15,7 @@ from scrapy_ha.frontier.leveldb import LevelDBFrontier
 from scrapy_ha.frontier.memory import MemoryFrontier, MemoryStore
 from scrapy_ha.loop import completed
 from scrapy_ha.testing import FrontierMachine
+from scrapy_ha.testing.machine import DEAD_LIMIT, DEAD_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -40,7 +41,13 @@ class MemoryMachine(EmbeddedMachine):
 
     def make_frontier(self, worker: str, order: str, max_deliveries: int) -> Frontier:
         return MemoryFrontier(
-            self.store, worker=worker, clock=self.clock, max_deliveries=max_deliveries, order=order
+            self.store,
+            worker=worker,
+            clock=self.clock,
+            max_deliveries=max_deliveries,
+            order=order,
+            dead_limit=DEAD_LIMIT,
+            dead_seconds=DEAD_SECONDS,
         )
 
     def crash(self, frontier: Frontier) -> None:
@@ -62,7 +69,14 @@ class LevelDBMachine(EmbeddedMachine):
         return self.directory / str(self.crashes)
 
     def make_frontier(self, worker: str, order: str, max_deliveries: int) -> Frontier:
-        return LevelDBFrontier(self.path, clock=self.clock, max_deliveries=max_deliveries, order=order)
+        return LevelDBFrontier(
+            self.path,
+            clock=self.clock,
+            max_deliveries=max_deliveries,
+            order=order,
+            dead_limit=DEAD_LIMIT,
+            dead_seconds=DEAD_SECONDS,
+        )
 
     def crash(self, frontier: Frontier) -> None:
         """The next frontier finds a copy of the files as they were, before the old one could end."""

@@ -22,7 +22,7 @@ def test_a_quick_run_reports_sane_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == report.read_text("utf-8").strip()
 
-    crawl, calls, memory, pops = json.loads(figures.read_text("utf-8")).values()
+    crawl, calls, decisions, memory, pops, dead = json.loads(figures.read_text("utf-8")).values()
     assert set(crawl) == {"memory/10", "ha/10"}
     for measured in crawl.values():
         between(1, measured["pages_per_second"], 10_000)
@@ -46,7 +46,16 @@ def test_a_quick_run_reports_sane_figures(tmp_path: Path) -> None:
         between(1, measured["first"], 5000)
         between(1, measured["last"], 5000)
 
-    assert report.read_text("utf-8").count("| target |") == 4
+    assert set(decisions) == {f"{variant}/{status}" for variant in ("scrapy", "ha") for status in (200, 503)}
+    for measured in decisions.values():
+        between(0.05, measured["median"], 5000)
+
+    assert set(dead) == {"none", "refused", "hanging"}
+    for case, measured in dead.items():
+        between(0.5, measured["rate"], 10_000)
+        between(0 if case == "none" else 1, measured["sent"], 50)
+
+    assert report.read_text("utf-8").count("| target |") == 6
 
 
 def between(least: float, values: list[float], most: float) -> None:

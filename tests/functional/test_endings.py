@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functional.harness import MakeCrawl, Site
 
+from scrapy_ha.deadletter import DeadLetter
+
 SPIDER = """
     PATHS = [
         "ok/parsed", "ok/raises", "ok/raises-later", "status/404/errback", "status/404/no-errback",
@@ -120,8 +122,13 @@ def test_every_ending(site: Site, make_crawl: MakeCrawl) -> None:
 
     counts, dead = crawl.frontier()
     assert counts.pending == 0
-    assert len(dead) == 1
-    assert b"given-up" in dead[0].payload
+    letters = [DeadLetter.unpack(one.record) for one in dead]
+    assert {letter.url.rpartition("/")[2]: letter.cls for letter in letters} == {
+        "raises": "callback",
+        "raises-later": "callback",
+        "errback-raises": "callback",
+        "given-up": "server",
+    }
 
 
 def test_a_finished_crawl_starts_fresh(site: Site, make_crawl: MakeCrawl) -> None:

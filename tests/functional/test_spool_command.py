@@ -303,7 +303,7 @@ def test_which_crawl_inside_a_project(make_crawl: MakeCrawl) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nonsense"], "there is no sub-command 'nonsense'; there are: spool"),
+        (["nonsense"], "there is no sub-command 'nonsense'; there are: dlq"),
         (["spool"], "ACTION"),
         (["spool", "nonsense"], "nonsense"),
         (["spool", "export"], "FILE.jsonl"),

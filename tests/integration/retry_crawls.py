@@ -66,11 +66,13 @@ class Faults(Reporting):
         "HA_RETRY_BASE": 0,
         "HA_RETRY_FLOOR": 0,
         "CONCURRENT_REQUESTS_PER_DOMAIN": 16,
+        "HA_RETRY_CAP": 0.1,
+        "HA_OUTAGE_ENABLED": False,  # nothing answers here
     }
 
     async def start(self) -> Any:
         for fault, (url, proxy) in self.given.items():
-            meta = {"fault": fault, "download_timeout": 0.7}
+            meta = {"fault": fault, "download_timeout": 0.7, "download_slot": fault}
             if proxy:
                 meta["proxy"] = proxy
             yield Request(url, meta=meta, errback=self.failed)
@@ -98,7 +100,7 @@ class Waits(Reporting):
 
     async def start(self) -> Any:
         for url in self.given["pages"]:
-            yield Request(url, meta={"dont_obey_robotstxt": True})
+            yield Request(url, meta={"dont_obey_robotstxt": True, "download_slot": url})
         yield Request(self.given["behind_robots"])
 
     def parse(self, response: Any) -> Any:
@@ -114,9 +116,11 @@ class Closes(Reporting):
     custom_settings: ClassVar[dict[str, Any]] = {"ROBOTSTXT_OBEY": True}
 
     async def start(self) -> Any:
-        yield Request(self.given["patient"], meta={"dont_obey_robotstxt": True})
+        patient = self.given["patient"]
+        yield Request(patient, meta={"dont_obey_robotstxt": True, "download_slot": patient})
         yield Request(self.given["behind_robots"])
-        yield Request(self.given["last"], self.close_now, meta={"dont_obey_robotstxt": True})
+        meta = {"dont_obey_robotstxt": True, "download_slot": "last"}
+        yield Request(self.given["last"], self.close_now, meta=meta)
 
     def close_now(self, response: Any) -> None:
         raise CloseSpider("enough")
@@ -135,7 +139,7 @@ class Frontier(Reporting):
 
     async def start(self) -> Any:
         for url in self.given["pages"]:
-            yield Request(url)
+            yield Request(url, meta={"download_slot": url})
 
     def parse(self, response: Any) -> None:
         self.report.setdefault("parsed", []).append(response.url)

@@ -17,6 +17,7 @@ PACKAGE = Path(scrapy_ha.__file__).parent
 PLAIN = {
     "_plyvel": {"plyvel", "plyvel_next"},
     "clock": set[str](),
+    "deadletter": set[str](),
     "errors": set[str](),
     "lock": set[str](),
     "typing": set[str](),
@@ -31,6 +32,7 @@ ROOT = {
     "run": set[str](),
     "serialize": {"_values", "fingerprint"},
     "settings": set[str](),
+    "slot": {"fingerprint"},
     "state": set[str](),
     "stats": set[str](),
 }
@@ -42,7 +44,13 @@ COMPONENTS = {
     "feeds.snapshot",
     "feeds.storage",
     "pipelines.mongo",
+    "retry.configure",
+    "retry.decompression",
     "retry.middleware",
+    "retry.protection",
+    "retry.remedies",
+    "retry.reports",
+    "retry.timers",
     "scheduler",
 }
 """Components, module or whole folder. What else is in a feature's folder is an engine, apart from

@@ -77,13 +77,82 @@ print("pages", pages)
 """
 
 
-@pytest.fixture(scope="module")
-def output() -> str:
+ATTENDED = """
+import scrapy
+from scrapy import signals
+from scrapy.crawler import CrawlerProcess
+from scrapy.exceptions import IgnoreRequest
+from scrapy_ha.lifecycle import attend, enqueue
+from scrapy_ha.run import current_page
+
+late, scheduled = [], {}
+
+class Extension:
+    @classmethod
+    def from_crawler(cls, crawler):
+        self = cls()
+        self.crawler = crawler
+        crawler.signals.connect(self.opened, signals.spider_opened)
+        crawler.signals.connect(self.scheduled, signals.request_scheduled)
+        return self
+
+    def opened(self):
+        attend(self.crawler, self.admit, self.closing)
+
+    def scheduled(self, request):
+        page = current_page.get()
+        n = request.meta["n"]
+        scheduled[n] = page.meta["n"] if page is not None else None
+        if n == "refused":
+            raise IgnoreRequest
+
+    def admit(self, request):
+        print("admitted", request.meta["n"], current_page.get())
+        if request.meta["n"] != "late":
+            return True
+        late.append(request)
+        return False
+
+    def closing(self):
+        print("enqueued", enqueue(self.crawler, late[0]))
+        print("pending", self.crawler.engine._slot.scheduler.has_pending_requests())
+
+class Spider(scrapy.Spider):
+    name = "attended"
+
+    async def start(self):
+        for n in ("late", "refused", "page"):
+            yield scrapy.Request("data:," + n, meta={"n": n}, dont_filter=True)
+
+    def parse(self, response):
+        print("parsed", response.meta["n"])
+        if response.meta["n"] == "page":
+            yield scrapy.Request("data:,child", meta={"n": "child"})
+
+settings = {"EXTENSIONS": {Extension: 1}, "LOG_LEVEL": "INFO", "TELNETCONSOLE_ENABLED": False}
+process = CrawlerProcess(settings)
+process.crawl(Spider)
+process.start()
+print("scheduled", scheduled)
+"""
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done
+
+
+@pytest.fixture(scope="module")
+def output() -> str:
+    return run(SCRIPT).stdout
+
+
+@pytest.fixture(scope="module")
+def attended() -> subprocess.CompletedProcess[str]:
+    return run(ATTENDED)
 
 
 def test_every_ending_is_noticed(output: str) -> None:
@@ -109,3 +178,26 @@ def test_closing_is_noticed(output: str) -> None:
     """Not while callbacks run, but when the spider closes."""
     assert "closing in a callback False" in output.splitlines()
     assert "closing in the end True" in output.splitlines()
+
+
+def test_a_scheduler_is_attended(attended: subprocess.CompletedProcess[str]) -> None:
+    """What it hands out may be kept from the engine, outside any page's context; the rest is fetched."""
+    lines = attended.stdout.splitlines()
+    assert {f"admitted {n} None" for n in ("late", "page", "child")} <= {*lines}, attended.stdout
+    assert sorted(line for line in lines if line.startswith("parsed")) == ["parsed child", "parsed page"]
+
+
+def test_an_attended_scheduler_is_open_until_the_end(attended: subprocess.CompletedProcess[str]) -> None:
+    """It takes a request just before it is closed."""
+    assert attended.stdout.splitlines().count("enqueued True") == 1, attended.stdout
+    assert "pending True" in attended.stdout.splitlines()
+
+
+def test_scheduling_can_be_refused_silently(attended: subprocess.CompletedProcess[str]) -> None:
+    """By a handler of ``request_scheduled``, which knows the page that the request comes from."""
+    (line,) = [line for line in attended.stdout.splitlines() if line.startswith("scheduled")]
+    assert line == "scheduled {'late': None, 'refused': None, 'page': None, 'child': 'page'}"
+    assert "'finish_reason': 'finished'" in attended.stderr
+    assert "IgnoreRequest" not in attended.stderr
+    assert "ERROR" not in attended.stderr
+    assert "'scheduler/enqueued': 4" in attended.stderr, "late, twice; page; child"

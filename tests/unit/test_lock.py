@@ -87,6 +87,44 @@ def test_a_child_process_does_not_keep_the_lock(tmp_path: Path) -> None:
         child.communicate()
 
 
+FORKED = """
+import os, sys, time
+from pathlib import Path
+from scrapy_ha.lock import DirectoryLock
+lock = DirectoryLock(Path(sys.argv[1]))
+lock.acquire()
+child = os.fork()
+if not child:
+    lock.release()  # as its own clean-up may do
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """Such as a worker of a process pool, which outlives a killed parent; nor does it give it up."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", FORKED, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout is not None
+    child = int(owner.stdout.readline())
+    try:
+        with pytest.raises(StoreLocked, match=f"pid {owner.pid} "):
+            DirectoryLock(tmp_path).acquire()
+        owner.kill()
+        owner.wait()
+        mine = DirectoryLock(tmp_path)
+        mine.acquire()
+        mine.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        owner.kill()
+        owner.communicate()
+
+
 def test_a_directory_that_cannot_be_locked(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="missing"):
         DirectoryLock(tmp_path / "missing").acquire()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -10,20 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from scrapy import Request, Spider
+from scrapy import Request, Spider, signals
 from scrapy.core.downloader import Downloader
 from scrapy.crawler import Crawler
 from scrapy.http import Response
 from scrapy.settings import Settings
 from scrapy.statscollectors import MemoryStatsCollector
 from scrapy.utils.request import RequestFingerprinter
+from twisted.python.failure import Failure
 
+from scrapy_ha.deadletter import DeadLetter
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreLocked
 from scrapy_ha.lifecycle import _InProgress
 from scrapy_ha.loop import completed
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.scheduler import HAScheduler, component
-from scrapy_ha.state import META_KEY
+from scrapy_ha.state import META_KEY, get_state, set_state, with_failure
+from scrapy_ha.typing import Dead
 
 
 class SomeSpider(Spider):
@@ -292,7 +296,8 @@ def test_child_starts_clean(bench: Callable[..., Bench]) -> None:
     one.end(page)
     found = one.next()
     assert found is not None
-    assert found.meta == {"own": 1, META_KEY: {"id": found.meta[META_KEY]["id"], "deliveries": 1}}
+    own = {"id": found.meta[META_KEY]["id"], "deliveries": 1, "parent": "http://a.test/"}
+    assert found.meta == {"own": 1, META_KEY: own}
     assert found.meta[META_KEY]["id"] != page.meta[META_KEY]["id"]
 
 
@@ -555,3 +560,271 @@ def test_foreign_directory_is_left_untouched(tmp_path: Path) -> None:
 def test_in_progress_set_reports(bench: Callable[..., Bench]) -> None:
     """The engine's set of requests in progress is the one that reports what leaves it."""
     assert isinstance(bench().engine._slot.inprogress, _InProgress)
+
+
+# Giving up
+
+
+def letters(one: Bench) -> list[tuple[Dead, DeadLetter]]:
+    found = completed(one.scheduler._frontier.dead(10))
+    return [(dead, DeadLetter.unpack(dead.record)) for dead in found]
+
+
+def test_the_record_is_durable_at_the_moment_of_giving_up(
+    bench: Callable[..., Bench], crash: Callable[..., Bench]
+) -> None:
+    """A kill after run.bury() finds the record and the request; the end makes it final (R3)."""
+    one = bench()
+    one.enqueue(Request("http://a.test/x", method="POST", body=b"a=1", headers={"Referer": "http://a.test/"}))
+    page = one.next()
+    assert page is not None
+    state = get_state(page)
+    for reason in ("500", "502", "503"):
+        state = with_failure(state, "server", reason, 1000.0)
+    state["gave_up"] = {"cls": "server", "reason": "503"}
+    set_state(page, state)
+    assert run_of(one.crawler).bury(page)
+    assert one.counts() == (0, 0, 1, 0)
+    after = crash(one)
+    assert after.counts() == (1, 0, 0, 0)
+    one.end(page)
+    assert one.counts() == (0, 0, 0, 1)
+    for bench_, pending in ((after, True), (one, False)):
+        ((dead, letter),) = letters(bench_)
+        assert dead.pending is pending
+        assert (letter.cls, letter.reason, letter.spider, letter.slot) == ("server", "503", "some", "a.test")
+        assert (letter.url, letter.method, letter.parent) == ("http://a.test/x", "POST", "http://a.test/")
+        assert [error.reason for error in letter.errors] == ["500", "502", "503"]
+        assert (letter.attempts, letter.first_failure, letter.deliveries) == ({"server": 3}, 1000.0, 1)
+    again = after.next()
+    assert again is not None
+    assert again.body == b"a=1"
+    after.end(again)
+    assert letters(after) == []
+
+
+def test_giving_up_what_is_not_ours(bench: Callable[..., Bench]) -> None:
+    """A request of no page, and one that cannot be stored, are not kept; the latter is counted."""
+    one = bench()
+    run = run_of(one.crawler)
+    assert not run.bury(Request("http://a.test/robots.txt"))
+    one.enqueue(Request("http://a.test/lambda", callback=lambda response: None))
+    page = one.next()
+    assert page is not None
+    page.meta[META_KEY]["gave_up"] = {"cls": "server", "reason": "503"}
+    assert not run.bury(page)
+    one.end(page)
+    assert letters(one) == []
+    assert one.crawler.stats.get_value("ha/dlq/not_kept") == 1  # type: ignore[union-attr]
+
+
+def test_junk_in_the_state_is_left_out(bench: Callable[..., Bench]) -> None:
+    """The state stands in meta, where a spider may put anything."""
+    one = bench()
+    one.enqueue(Request("http://a.test/"))
+    page = one.next()
+    assert page is not None
+    page.meta[META_KEY] = {
+        "id": page.meta[META_KEY]["id"],
+        "gave_up": 7,
+        "errors": [1, ["a"], ["b", object(), "c"], ["server", "503", 1.0]],
+        "attempts": {1: 1, "server": "x", "dns": 2},
+        "first_failure": "yesterday",
+    }
+    assert run_of(one.crawler).bury(page)
+    one.end(page)
+    ((_, letter),) = letters(one)
+    assert (letter.cls, letter.attempts, letter.first_failure) == ("other", {"dns": 2}, None)
+    assert [error.reason for error in letter.errors] == ["503"]
+
+
+def raised(one: Bench, page: Request) -> None:
+    try:
+        raise KeyError("price")
+    except KeyError:
+        failure = Failure()
+    response = Response(page.url, request=page)
+    one.crawler.signals.send_catch_log(
+        signals.spider_error, failure=failure, response=response, spider=one.crawler.spider
+    )
+
+
+def test_callback_errors_are_kept(bench: Callable[..., Bench], crash: Callable[..., Bench]) -> None:
+    """With the traceback, at once; HA_DLQ_CALLBACK_ERRORS switches it off."""
+    for kept in (True, False):
+        one = bench(f"kept {kept}", HA_DLQ_CALLBACK_ERRORS=kept)
+        one.enqueue(Request("http://a.test/"))
+        page = one.next()
+        assert page is not None
+        raised(one, Request("http://a.test/robots.txt"))
+        raised(one, page)
+        found = letters(crash(one, f"crashed {kept}"))
+        one.end(page)
+        assert one.counts() == (0, 0, 0, int(kept))
+        assert len(found) == kept
+        for _, letter in [*found, *letters(one)]:
+            assert (letter.cls, letter.reason) == ("callback", "KeyError: 'price'")
+            assert "in raised" in letter.traceback
+            assert letter.attempts == {"callback": 1}
+
+
+def test_an_errback_that_raises_leaves_the_class(bench: Callable[..., Bench]) -> None:
+    """The download failed first; the traceback is added."""
+    one = bench()
+    one.enqueue(Request("http://a.test/"))
+    page = one.next()
+    assert page is not None
+    page.meta[META_KEY]["gave_up"] = {"cls": "dns", "reason": "no such host"}
+    raised(one, page)
+    one.end(page)
+    ((_, letter),) = letters(one)
+    assert (letter.cls, letter.reason) == ("dns", "no such host")
+    assert "KeyError" in letter.traceback
+
+
+def test_poison_and_bad_records_have_letters(
+    bench: Callable[..., Bench], crash: Callable[..., Bench]
+) -> None:
+    """In the same form as the others."""
+    from scrapy_ha.typing import Entry
+
+    one = bench(HA_MAX_DELIVERIES=1)
+    completed(one.scheduler._frontier.offer([Entry(b"{", "host")]))
+    one.enqueue(Request("http://a.test/"))
+    page = one.next()
+    assert page is not None
+    one.scheduler._began(page)
+    two = crash(one, HA_MAX_DELIVERIES=1)
+    found = {letter.cls: letter for _, letter in letters(two)}
+    assert found.keys() == {"bad_record", "poison"}
+    assert (found["bad_record"].slot, found["bad_record"].spider) == ("host", "some")
+    assert (found["poison"].slot, found["poison"].deliveries) == ("a.test", 1)
+
+
+def test_limits_are_counted(bench: Callable[..., Bench]) -> None:
+    """What is beyond HA_DLQ_LIMIT is forgotten, and the stats say how many."""
+    one = bench(HA_DLQ_LIMIT=2)
+    for number in range(5):
+        one.enqueue(Request(f"http://a.test/{number}"))
+    for page in one.all():
+        page.meta[META_KEY]["gave_up"] = {"cls": "server", "reason": "503"}
+        one.end(page)
+    assert one.scheduler._commits._expire()
+    assert [letter.url for _, letter in letters(one)] == ["http://a.test/3", "http://a.test/4"]
+    assert one.crawler.stats.get_value("ha/dlq/expired") == 3  # type: ignore[union-attr]
+
+
+# The gate
+
+
+class FakeGate:
+    """Says what the test has it say."""
+
+    changed: Callable[[str | None], None]
+
+    def __init__(self) -> None:
+        self.limits: dict[str, int] = {}
+        self.open = True
+        self.handed: list[str] = []
+
+    def is_open(self) -> bool:
+        return self.open
+
+    def limit(self, slot: str) -> int | None:
+        return self.limits.get(slot)
+
+    def taken(self, slot: str) -> None:
+        self.handed.append(slot)
+
+    def put(self, slot: str, limit: int | None) -> None:
+        if limit is None:
+            self.limits.pop(slot, None)
+        else:
+            self.limits[slot] = limit
+        self.changed(slot)
+
+
+def gated(bench: Callable[..., Bench]) -> tuple[Bench, FakeGate, list[str]]:
+    """A bench with a gate, and a list that grows whenever the engine is woken."""
+    one = bench()
+    gate = FakeGate()
+    run_of(one.crawler).gate = gate
+    one.scheduler._gate = gate
+    gate.changed = one.scheduler._gate_changed
+    woken: list[str] = []
+    one.engine._slot.nextcall.schedule = lambda: woken.append("woken")
+    return one, gate, woken
+
+
+def test_the_gate_is_found_on_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was registered before is told whom to call."""
+    gate = FakeGate()
+    made = run_of
+
+    def with_gate(crawler: Any) -> Any:
+        run = made(crawler)
+        run.gate = gate
+        return run
+
+    monkeypatch.setattr(component, "run_of", with_gate)
+    one = Bench(tmp_path / "ha", HA_FSYNC="never")
+    gate.put("a.test", 0)
+    one.enqueue(Request("http://a.test/"))
+    assert one.next() is None
+    one.close("shutdown")
+
+
+def test_a_closed_slot_is_left_alone(bench: Callable[..., Bench]) -> None:
+    """Its requests stay where they are, others go; one at a time when half open; all when open."""
+    one, gate, woken = gated(bench)
+    for number in range(20):
+        one.enqueue(Request(f"http://sick.test/{number}"))
+        one.enqueue(Request(f"http://well.test/{number}"))
+    gate.put("sick.test", 0)
+    assert woken
+    assert {request.url.split("/")[2] for request in one.all()} == {"well.test"}
+    assert set(gate.handed) == {"well.test"}
+    assert one.scheduler.has_pending_requests()
+    gate.put("sick.test", 1)
+    (probe,) = one.all()
+    assert one.next() is None
+    gate.put("sick.test", 0)
+    one.end(probe)
+    assert one.all() == []
+    gate.put("sick.test", None)
+    assert len(one.all()) == 8
+
+
+def test_a_closed_slot_in_memory_is_left_alone(bench: Callable[..., Bench]) -> None:
+    """Requests that cannot be stored obey as well."""
+    one, gate, _ = gated(bench)
+    one.enqueue(Request("http://sick.test/", callback=lambda response: None))
+    gate.put("sick.test", 0)
+    assert one.next() is None
+    assert one.scheduler.has_pending_requests()
+    gate.put("sick.test", None)
+    assert len(one.all()) == 1
+
+
+def test_a_closed_gate_lets_nothing_out(bench: Callable[..., Bench]) -> None:
+    """And wakes the engine when it opens."""
+    one, gate, woken = gated(bench)
+    one.enqueue(Request("http://a.test/"))
+    gate.open = False
+    assert one.next() is None
+    assert one.scheduler.has_pending_requests()
+    gate.open = True
+    gate.changed(None)
+    assert woken == ["woken"]
+    assert len(one.all()) == 1
+
+
+def test_the_gate_only_narrows_what_scrapy_allows(bench: Callable[..., Bench]) -> None:
+    """The smaller of the two limits counts; where Scrapy sets none, the gate's, or what may be in flight."""
+    for own, gates, expected in ((8, 100, 8), (8, 3, 3), (0, 3, 3), (0, None, 16)):
+        one, gate, _ = gated(functools.partial(bench, f"{own} {gates}"))
+        one.engine.downloader.domain_concurrency = own
+        gate.put("a.test", gates)
+        for number in range(20):
+            one.enqueue(Request(f"http://a.test/{number}"))
+        assert len(one.all()) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import math
@@ -29,7 +30,14 @@ from scrapy.linkextractors import LinkExtractor
 
 from scrapy_ha._values import MAX_BYTES, MAX_DEPTH
 from scrapy_ha.errors import BadRecord, Unserializable
-from scrapy_ha.serialize import VERSION, RequestCodec, decode_value, encode_value
+from scrapy_ha.serialize import (
+    VERSION,
+    RequestCodec,
+    decode_value,
+    describe_request,
+    encode_value,
+    without_meta,
+)
 
 fuzz = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For a machine that is busy with something else."""
@@ -1162,3 +1170,52 @@ def test_text_of_a_link_is_stored(codec: RequestCodec) -> None:
     found = codec.decode(codec.encode(Request(link.url, meta=meta))).meta
     assert found == {"link_text": "text of the link"}
     assert type(found["link_text"]) is str
+
+
+# Without the spider
+
+
+class Elsewhere(Spider):
+    name = "elsewhere"
+
+    def parse_it(self, response: Any) -> None: ...
+
+
+def test_a_request_is_described_without_its_spider() -> None:
+    """As plain data, callbacks by name; what cannot be restored here is said to be so."""
+    request = Request(
+        "http://a.test/",
+        Elsewhere().parse_it,
+        "PUT",
+        {"X": "y"},
+        b"\xff",
+        meta={"plain": 1, "set": {1}, "odd": {3: 4}},
+        cb_kwargs={"k": (1, 2)},
+    )
+    spider = Elsewhere()
+    data = RequestCodec(spider).encode(request.replace(callback=spider.parse_it))
+    described = describe_request(data)
+    assert described["callback"] == "parse_it"
+    assert described["meta"] == {"plain": 1, "set": {1}, "odd": {3: 4}}
+    assert (described["body"], described["headers"]) == (b"\xff", {"X": ["y"]})
+    assert described["cb_kwargs"] == {"k": (1, 2)}
+    assert "errback" not in described
+
+
+def test_keys_are_taken_out_of_the_meta() -> None:
+    """And nothing else is changed, whatever kind of map it is."""
+    spider = Elsewhere()
+    codec = RequestCodec(spider)
+    for meta in ({"a": {1}, "own": (1, 2)}, {"a": 1, 7: "own"}, {"own": 1}, {"a": 1}, {}):
+        request = Request("http://a.test/", spider.parse_it, body=b"x", meta=dict(meta), priority=3)
+        found = codec.decode(without_meta(codec.encode(request), "a", "b"))
+        assert found.meta == {key: value for key, value in meta.items() if key != "a"}
+        assert found.to_dict(spider=spider) == request.replace(meta=found.meta).to_dict(spider=spider)
+
+
+@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: b"\x01" + data))
+def test_neither_takes_what_is_no_request(data: bytes) -> None:
+    """Any bytes end in BadRecord, or are a request."""
+    for function in (describe_request, lambda data: without_meta(data, "a")):
+        with contextlib.suppress(BadRecord):
+            function(data)

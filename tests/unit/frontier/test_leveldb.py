@@ -15,7 +15,7 @@ from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier import _slots
 from scrapy_ha.frontier.leveldb import LevelDBFrontier
 from scrapy_ha.loop import completed
-from scrapy_ha.typing import Entry, Lease, Settlement
+from scrapy_ha.typing import Entry, Lease, Replay, Settlement
 
 
 def take(frontier: LevelDBFrontier, limit: int = 1) -> list[Lease]:
@@ -314,3 +314,63 @@ def test_sync_is_repeatable_while_tables_change(frontier: LevelDBFrontier) -> No
     for start in range(0, 20_000, 5000):
         completed(frontier.offer([Entry(b"x" * 1000, "host") for _ in range(start, start + 5000)]))
         completed(frontier.sync())
+
+
+def test_the_end_of_a_page_looks_nothing_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it has a record is known without the disk, also with some that have."""
+    one = LevelDBFrontier(tmp_path / "frontier")
+    completed(one.open())
+    completed(one.offer(entries(20)))
+    leases = take(one, 20)
+    for lease in leases[:5]:
+        completed(one.bury(lease, b"record"))
+    asked: list[bytes] = []
+    monkeypatch.setattr(one._db, "get", asked.append)
+    for lease in leases:
+        completed(one.settle([Settlement(lease)]))
+    assert asked == []
+    assert completed(one.dead(5)) == []
+    assert list(one._db.iterator(prefix=b"r")) == []
+    completed(one.close())
+
+
+def test_expiring_starts_where_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at the first key, which is behind all those deleted since; and all keys of one go."""
+    monkeypatch.setattr("scrapy_ha.frontier.leveldb.EXPIRE_LIMIT", 10)
+    one = LevelDBFrontier(tmp_path / "frontier", dead_limit=20)
+    completed(one.open())
+    completed(one.offer(entries(100)))
+    leases = take(one, 100)
+    completed(one.settle([Settlement(lease, dead=b"record") for lease in leases]))
+    steps = 0
+    while completed(one.expire()) == 10:
+        steps += 1
+        assert layout.due_of(one._oldest)[1] == leases[10 * steps].id
+    assert steps == 8
+    assert len(list(one._db.iterator(prefix=b"o"))) == len(list(one._db.iterator(prefix=b"x"))) == 20
+    completed(one.purge([lease.id for lease in leases]))
+    assert len(list(one._db.iterator(prefix=b"o"))) == len(list(one._db.iterator(prefix=b"x"))) == 0
+    completed(one.close())
+
+
+def test_looking_on_begins_nothing(tmp_path: Path) -> None:
+    """An operator's command leaves a complete crawl complete; what it replays is then all there is to do."""
+    for replayed in (False, True):
+        path = tmp_path / str(replayed)
+        one = LevelDBFrontier(path)
+        completed(one.open())
+        completed(one.offer(entries(2)))
+        done, dead = take(one, 2)
+        completed(one.settle([Settlement(done), Settlement(dead, dead=b"record")], seeded=True))
+        completed(one.finish())
+        completed(one.close())
+        operator = LevelDBFrontier(path, begin=False)
+        completed(operator.open())
+        if replayed:
+            completed(operator.replay([Replay(dead.id)]))
+        completed(operator.close())
+        two = LevelDBFrontier(path)
+        opened = completed(two.open())
+        assert (opened.resumed, opened.seeded) == (replayed, replayed)
+        assert len(drain(two)) == replayed
+        completed(two.close())

@@ -29,7 +29,7 @@ class Bench:
     """A middleware whose requests our scheduler keeps track of, unless *tracked* is False."""
 
     def __init__(self, tracked: bool = True, **settings: Any) -> None:
-        self.crawler: Any = Crawler(Spider, settings)
+        self.crawler: Any = Crawler(Spider, {"HA_RETRY_BUDGET_RATE": 1e9, **settings})
         self.crawler.stats = MemoryStatsCollector(self.crawler)
         self.crawler.spider = Spider.from_crawler(self.crawler, name="bench")
         self.clock = FakeClock(1000.0)
@@ -37,7 +37,7 @@ class Bench:
         run.clock = self.clock
         run.tracks = lambda request: tracked
         self.middleware = ClassifiedRetryMiddleware.from_crawler(self.crawler)
-        self.middleware.random = Random(1)
+        self.middleware.decider.random = Random(1)
 
     def respond(self, request: Request, status: int = 503, **headers: Any) -> Any:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -78,8 +78,9 @@ def test_other_statuses_pass(status: int) -> None:
 @pytest.mark.parametrize("status", [500, 502, 503, 504, 522, 524, 408, 429])
 def test_default_statuses_are_retried(status: int) -> None:
     """Those of Scrapy, RETRY_TIMES times."""
-    bench = immediate()
-    request = Request(URL, priority=5, method="POST", body=b"x", cb_kwargs={"k": 1}, meta={"mine": 1})
+    bench = immediate(RETRY_TIMES=2)
+    meta = {"mine": 1, "ha_retry": {"idempotent": True}}
+    request = Request(URL, priority=5, method="POST", body=b"x", cb_kwargs={"k": 1}, meta=meta)
     first = bench.respond(request, status)
     assert isinstance(first, Request)
     assert first is not request
@@ -286,6 +287,11 @@ def test_state_of_the_request_is_carried_on() -> None:
     assert get_state(first)["attempts"] == {"server": 1}
     state = get_state(second)
     assert state.pop("due") > 1010
+    assert 0 < state.pop("delay") <= 2
+    assert [[cls, time] for cls, _, time in state.pop("errors")] == [
+        ["server", 1000.0],
+        ["connection", 1010.0],
+    ]
     assert state == {
         "id": 7,
         "deliveries": 1,

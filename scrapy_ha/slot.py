@@ -1,0 +1,40 @@
+"""Names of download slots, in the form in which the package keeps them."""
+
+from __future__ import annotations
+
+from hashlib import sha1
+from typing import TYPE_CHECKING, Any
+
+from scrapy.core.downloader import Downloader
+
+from scrapy_ha.fingerprint import host_of
+
+if TYPE_CHECKING:
+    from scrapy import Request
+
+NAME_LIMIT = 255
+"""Longer names, which no host has, are shortened."""
+
+
+class SlotNames:
+    """Maps requests to the names of their download slots.
+
+    Args:
+        downloader: The engine's; ``None``: there is none yet, and slots are hosts.
+    """
+
+    def __init__(self, downloader: Any) -> None:
+        self._downloader = downloader
+        self._are_hosts = self._downloader is None or (
+            type(self._downloader).get_slot_key is Downloader.get_slot_key
+            and not self._downloader.ip_concurrency
+        )
+
+    def of(self, request: Request) -> str:
+        name = request.meta.get(Downloader.DOWNLOAD_SLOT)
+        if name is None:
+            name = host_of(request.url) if self._are_hosts else self._downloader.get_slot_key(request)
+        name = str(name)
+        if len(name) <= NAME_LIMIT:
+            return name
+        return f"{name[:NAME_LIMIT]}#{sha1(name.encode(errors='surrogatepass')).hexdigest()}"

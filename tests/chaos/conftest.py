@@ -1,0 +1,3 @@
+from functional.conftest import make_crawl
+
+__all__ = ["make_crawl"]
