@@ -103,6 +103,9 @@ $(VENV)/.wheel: $(VENV)/.python-$(VERSION) $(SOURCES)
 
 $(VENV)/.test: $(VENV)/.wheel
 	$(BIN)/python $(PIP) "$$(ls $(VENV)/dist/*.whl)[lint,test]"
+	@command -v redis-server >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y redis-server; } \
+		|| echo "No redis-server: tests that need one are skipped (apt-get install redis-server)" >&2
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.wheel

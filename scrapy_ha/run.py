@@ -47,6 +47,8 @@ class Run:
         self.clock: Clock = SystemClock()
         """The time that stored due times refer to; the scheduler puts in its frontier's."""
         self.durables: list[Durable] = []
+        self.has_feeds = False
+        """Feeds are written by a Durable."""
         self.failed: Callable[[Request, Exception], Any] | None = None
         """Set by the retry middleware, for failures that Scrapy does not tell it of: what becomes of
         the request is its retry, or ``None``, or an awaitable of either."""

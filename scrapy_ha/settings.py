@@ -421,7 +421,7 @@ def _declare() -> Mapping[str, Setting]:
         Setting(
             "HA_RETRY_BUDGET_RATE",
             _number,
-            1.0,
+            3.0,
             "a number above 0",
             "Retries per second that a slot may send besides, so that what is left at the end goes on; the "
             "whole crawl ten times that. Raise it for hosts that fail often and can bear much.",
@@ -523,7 +523,7 @@ def _declare() -> Mapping[str, Setting]:
         Setting(
             "HA_PACE_CUT",
             _number,
-            0.5,
+            0.7,
             "a number above 0 and below 1",
             "What is left of the rate after each such answer to a request sent since the last cut.",
             lambda v: 0 < v < 1,
@@ -531,7 +531,7 @@ def _declare() -> Mapping[str, Setting]:
         Setting(
             "HA_PACE_RECOVERY",
             _number,
-            300.0,
+            30.0,
             "a number of seconds above 0",
             "Seconds in which the rate would grow from nothing to what it was at first.",
             lambda v: v > 0,

@@ -16,7 +16,7 @@ from server import Answer, Asked, Front, serve
 
 SHARE = 0.15
 """Part of the pages that have a fault."""
-WEIGHTS = {"unavailable": 4, "throttled": 1, "reset": 2, "cut": 2, "slow": 3}
+WEIGHTS = {"unavailable": 4, "throttled": 0.3, "reset": 2, "cut": 2, "slow": 3}
 
 
 def faults(seed: int) -> Front:

@@ -61,6 +61,7 @@ class HAFeedExporter(FeedExporter):
             if isinstance(storage, type) and issubclass(storage, FileFeedStorage):
                 self.storages[scheme] = on_top_of(storage, self._files, self.exporters)
         self._run.durables.append(self)
+        self._run.has_feeds = True
 
     # Signals
 

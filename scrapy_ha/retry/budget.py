@@ -20,9 +20,9 @@ class BudgetRules:
 
     ratio: float = 0.2
     """Retries earned by each first attempt, at least 0."""
-    rate: float = 1.0
+    rate: float = 3.0
     """Retries per second that each slot may always send, above 0; the whole crawl ten times that."""
-    burst: float = 10.0
+    burst: float = 50.0
     """Retries that a slot may send at once after quiet; the whole crawl ten times that."""
     connections: float = 8.0
     """How many connections retries may keep busy, on average over a minute; above 0."""

@@ -432,7 +432,10 @@ class Guard:
         if self._rules.pace is None:
             return
         if record.pace is None:
-            record.pace = Pace(self._rules.pace, self._meter.rate(slot, now), now)
+            rate = self._meter.rate(slot, now)
+            if rate is None:
+                return
+            record.pace = Pace(self._rules.pace, rate, now)
         elif not record.pace.throttled(self._rules.pace, sent_at, now):
             return
         self.observe("slowed", slot)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 LEAST_SPAN = 1.0
 """Seconds; over less than that no rate is measured."""
+LEAST_REQUESTS = 5
+"""Of fewer there is none to cut."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Meter:
 
     __slots__ = ("_before", "_now", "_span", "_start", "_turn")
 
-    def __init__(self, now: float, span: float = 10.0) -> None:
+    def __init__(self, now: float, span: float = 3.0) -> None:
         self._span = span
         self._before: dict[str, int] = {}
         self._now: dict[str, int] = {}
@@ -92,12 +94,12 @@ class Meter:
             self._turn_over(now)
         self._now[slot] = self._now.get(slot, 0) + 1
 
-    def rate(self, slot: str, now: float) -> float:
-        """Requests per second."""
+    def rate(self, slot: str, now: float) -> float | None:
+        """Requests per second; ``None``: there were too few to tell."""
         if now >= self._turn:
             self._turn_over(now)
         count = self._before.get(slot, 0) + self._now.get(slot, 0)
-        return count / max(now - self._start, LEAST_SPAN)
+        return count / max(now - self._start, LEAST_SPAN) if count >= LEAST_REQUESTS else None
 
     def _turn_over(self, now: float) -> None:
         late = now >= self._turn + self._span

@@ -37,7 +37,7 @@ def test_nothing_is_farther_off_than_the_horizon() -> None:
 
 
 def test_retries_that_take_long_are_spread() -> None:
-    """With 8 connections for retries of 180 s each, eight go in three minutes after the first minute's worth."""
+    """With 8 connections for retries of 180 s each, eight go in three minutes after those of a minute."""
     bucket = BudgetRules(connections=8).of_connections(0)
     times = [bucket.reserve(0, 180) for _ in range(40)]
     for start in range(0, 600, 60):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from scrapy_ha.retry.pace import Meter, Pace, PaceRules
@@ -22,8 +24,8 @@ def test_one_cut_per_round() -> None:
 def test_recovers_additively_and_then_is_gone() -> None:
     """The same step every second; from one half it takes half the time of recovery."""
     pace = Pace(RULES, 10.0, 0)
-    rates = [pace.rate(RULES, second) for second in range(0, 150)]
-    assert {round(b - a, 9) for a, b in zip(rates, rates[1:])} == {round(10 / 300, 9)}
+    rates = [pace.rate(RULES, second) for second in range(150)]
+    assert {round(b - a, 9) for a, b in itertools.pairwise(rates)} == {round(10 / 300, 9)}
     assert pace.recovers_at(RULES) == pytest.approx(150)
     assert pace.delay(RULES, 149) > 0
     assert pace.delay(RULES, 150.001) == 0
