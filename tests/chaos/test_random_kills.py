@@ -26,7 +26,7 @@ SPIDER = f"""
 
         async def start(self):
             for n in range({SEEDS}):
-                yield Request(f"{{self.site}}/p/{{n}}", dont_filter=n < {UNLINKED})  # nothing else leads there
+                yield Request(f"{{self.site}}/p/{{n}}", dont_filter=n < {UNLINKED})
             note("seeded")
 
         def parse(self, response):
@@ -72,9 +72,7 @@ def crawl_and_kill(
     while True:
         kill = after(draw.uniform(0.1, LONGEST)) if len(crawl.runs) < most else None
         run = crawl.run(kill_when=kill)
-        if (
-            run.status != SIGKILLED or run.reason == "finished"
-        ):  # killed when all was over: it would begin anew
+        if run.status != SIGKILLED or run.reason == "finished":
             break
     killed = sum(one.status == SIGKILLED for one in crawl.runs)
     served = site.served()

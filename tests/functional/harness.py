@@ -109,6 +109,7 @@ class Crawl:
         self.items_file = directory / "items.jsonl"
         self.command = [sys.executable, "-m", "scrapy", "crawl", "s", "-o", "items.jsonl", *arguments]
         self.runs: list[Run] = []
+        self._heard: dict[str, float] = {}
         self.processes: list[subprocess.Popen[bytes]] = []
         package = directory / "project"
         package.mkdir(parents=True)
@@ -167,6 +168,13 @@ class Crawl:
 
     def run(self, *arguments: str, kill_when: Callable[[], bool] | None = None, timeout: float = 60.0) -> Run:
         return self.end(self.start(*arguments), kill_when, timeout)
+
+    def said(self, text: str, after: float = 0.0) -> bool:
+        """Whether the process that runs has logged *text*, so many seconds ago."""
+        if text not in self._read():
+            return False
+        self._heard.setdefault(text, time.monotonic())
+        return time.monotonic() >= self._heard[text] + after
 
     def close(self) -> None:
         """Kill what still runs, such as after a failed assertion."""
