@@ -47,7 +47,7 @@ def test_retry_after_holds_the_whole_host_and_no_other(start_site: StartSite, ma
     assert killed.status == SIGKILLED
     assert crawl.run().reason == "finished"
     (refused,) = [event.time for event in site.events() if event.what == "429"]
-    first, again = asked(site, "first?after=3")
+    _, again = asked(site, "first?after=3")
     assert again - refused >= 3.0
     (second,) = asked(site, "second")
     assert second - refused >= 3.0
@@ -157,7 +157,7 @@ def test_a_dead_host_is_given_up_in_the_end(start_site: StartSite, make_crawl: M
     assert run.stats["ha/guard/dead"] == 1
     assert run.stats["response_received_count"] == 50
     assert run.stats["downloader/request_count"] < 50 + 40
-    counts, letters = crawl.frontier()
+    counts, _ = crawl.frontier()
     assert (counts.pending, counts.dead) == (0, 200)
     assert sum("failed" in item for item in crawl.items()) == 200
 
