@@ -104,6 +104,16 @@ class ClassifiedRetryMiddleware:
             if isinstance(policies.of(cls).policy, Never):
                 policies.set(cls, {"retries": None})
 
+    @property
+    def max_retry_times(self) -> int:
+        """``RETRY_TIMES``, as Scrapy's middleware has it; may be set."""
+        return self.decider.policies.numbers.retry_times
+
+    @max_retry_times.setter
+    def max_retry_times(self, times: int) -> None:
+        policies = self.decider.policies
+        policies.numbers = replace(policies.numbers, retry_times=times)
+
     # What Scrapy calls
 
     def process_request(

@@ -347,3 +347,22 @@ def test_seed_gives_the_same_plan() -> None:
     one, other = Bench(), Bench()
     for _ in range(5):
         assert get_state(one.respond(Request(URL)))["due"] == get_state(other.respond(Request(URL)))["due"]
+
+
+def test_the_number_of_retries_may_be_set_on_the_middleware() -> None:
+    """As on Scrapy's."""
+    bench = immediate()
+    assert bench.middleware.max_retry_times == 2
+    bench.middleware.max_retry_times = 0
+    assert bench.respond(Request(URL)) == "response"
+
+
+def test_shutdown_uses_up_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails while the spider closes is kept as it was."""
+    bench = Bench()
+    monkeypatch.setattr("scrapy_ha.retry.middleware.is_closing", lambda crawler: True)
+    request = Request(URL, meta={"retry_times": 2, META_KEY: {"attempts": {"server": 2}, "id": 5}})
+    again = bench.fail(request)
+    assert again.meta["retry_times"] == 2
+    assert get_state(again)["attempts"] == {"server": 2}
+    assert bench.stats("ha/retry/not_counted") == {"ha/retry/not_counted": 1}
