@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -124,3 +125,64 @@ def test_a_garbled_body_is_fetched_again(server: FaultServer, make_crawl: MakeCr
     assert "whole" in items[1]
     assert run.stats["ha/retry/decode"] == 4
     assert run.stats["ha/retry/gave_up/decode"] == 1
+
+
+def test_a_redirect_is_followed_when_the_server_said(server: FaultServer, make_crawl: MakeCrawl) -> None:
+    site = server.site(
+        {
+            "/moved": [reply(302, Location="/target", Retry_After="2")],
+            "/target": [reply(200, b"there")],
+        }
+    )
+    crawl = make_crawl(SPIDER, arguments=[f"-aurls={site}/moved", "-amethod=GET"])
+    assert crawl.run().reason == "finished"
+    assert crawl.items().total() == 1
+    assert server.hits[f"{site}/target"][0] - server.hits[f"{site}/moved"][0] >= 2.0
+
+
+@pytest.mark.parametrize("throttle", [False, True])
+def test_a_host_that_asks_for_patience_is_slowed_for_a_while(
+    throttle: bool, server: FaultServer, make_crawl: MakeCrawl
+) -> None:
+    """By the delay of Scrapy's download slot, which goes back to what it was; AutoThrottle or not."""
+    pages: dict[str, list[bytes]] = {f"/{n}": [reply(200)] for n in range(40)}
+    pages["/20"] = [reply(429), reply(200)]
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                for n in range(40):
+                    yield Request(f"{self.site}/{n}")
+                await asyncio.sleep(4)
+                yield Request(f"{self.site}/last")
+
+            def parse(self, response):
+                (slot,) = self.crawler.engine.downloader.slots.values()
+                yield {"page": response.url, "delay": slot.delay}
+        """,
+        settings={
+            "AUTOTHROTTLE_ENABLED": throttle,
+            "AUTOTHROTTLE_START_DELAY": 0,
+            "AUTOTHROTTLE_TARGET_CONCURRENCY": 1000,
+            "DOWNLOAD_DELAY": 0.02,
+            "RANDOMIZE_DOWNLOAD_DELAY": False,
+            "HA_PACE_CUT": 0.2,
+            "HA_PACE_RECOVERY": 2,
+            "HA_RETRY_BASE": 0.1,
+        },
+        arguments=[f"-asite={site_of(server, pages)}"],
+    )
+    run = crawl.run()
+    assert run.reason == "finished"
+    delays = {item["page"].rpartition("/")[2]: item["delay"] for item in map(json.loads, crawl.items())}
+    assert len(delays) == 41
+    assert run.stats["ha/guard/slowed"] == 1
+    assert max(delays.values()) > 0.05
+    assert delays["0"] < 0.05
+    assert delays["last"] < 0.05
+
+
+def site_of(server: FaultServer, pages: dict[str, list[bytes]]) -> str:
+    return server.site({**pages, "/last": [reply(200)]})

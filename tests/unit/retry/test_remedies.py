@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from scrapy import Request, Spider
+from scrapy.crawler import Crawler
 from scrapy.http import Response
-from scrapy.utils.test import get_crawler
+from scrapy.statscollectors import MemoryStatsCollector
 from typing_extensions import Self
 
 from scrapy_ha.errors import SettingError
@@ -53,7 +54,8 @@ class Login:
 
 class Bench:
     def __init__(self, remedy: Any, timeout: float = 60.0) -> None:
-        self.crawler = get_crawler(Spider)
+        self.crawler: Any = Crawler(Spider)
+        self.crawler.stats = MemoryStatsCollector(self.crawler)
         self.clock = FakeClock()
         self.remedies = Remedies(self.crawler, {"auth": remedy}, timeout, self.clock)
 
@@ -63,8 +65,7 @@ class Bench:
         return self.remedies.cure("auth", Request(url), Response(url, status=401), slot, sent)
 
     def stat(self, name: str) -> int:
-        assert self.crawler.stats is not None
-        return self.crawler.stats.get_value(name, 0)
+        return int(self.crawler.stats.get_value(name, 0))
 
 
 def tokens(changed: list[Request | None]) -> list[str | None]:
