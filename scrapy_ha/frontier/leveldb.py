@@ -9,6 +9,7 @@ the device) but fsyncs its log files from outside; tables and manifests LevelDB 
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import struct
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ from scrapy_ha.typing import (
 
 if TYPE_CHECKING:
     from scrapy_ha.typing import Clock
+
+logger = logging.getLogger(__name__)
 
 PROMOTE_LIMIT = 256
 """Delayed requests made ready at a time."""
@@ -121,6 +124,7 @@ class LevelDBFrontier:
         self._delayed_from = b"d"
         self._settled = 0
         self._dead_ranges: list[tuple[bytes, bytes]] = []
+        self._recounted = False
         self._unknown: bytes | None = None
         """A key that was asked for and not found; nothing was written since."""
 
@@ -266,7 +270,29 @@ class LevelDBFrontier:
                 self._leases[lease.id] = held
                 self._lost.pop(lease.id, None)
                 self._delivered[lease.id] = held.known
+        elif not (self._leases or busy or full or self._recounted):
+            state = self._state
+            if state.queued or (state.delayed and self._earliest == math.inf):
+                self._recount()
         return [held.lease for held in taken]
+
+    def _recount(self) -> None:
+        """Set right what the state says of how much waits: nothing does, so the crawl would never end."""
+        self._recounted = True
+        state = self._state
+        said = state.queued, state.delayed
+        with self._db.iterator(prefix=b"q", include_value=False) as keys:
+            state.queued = sum(1 for _ in keys)
+        with self._db.iterator(prefix=b"d", include_value=False) as keys:
+            state.delayed = sum(1 for _ in keys)
+        if (state.queued, state.delayed) != said:
+            logger.warning(
+                "The state record says that %d requests are queued and %d delayed; there are %d and %d",
+                *said,
+                state.queued,
+                state.delayed,
+            )
+            self._write(self._db.batch())
 
     async def settle(
         self,

@@ -374,3 +374,21 @@ def test_looking_on_begins_nothing(tmp_path: Path) -> None:
         assert (opened.resumed, opened.seeded) == (replayed, replayed)
         assert len(drain(two)) == replayed
         completed(two.close())
+
+
+def test_counts_that_are_wrong_are_set_right_when_nothing_waits(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else the crawl would wait for what is not there, for ever."""
+    one = LevelDBFrontier(tmp_path)
+    completed(one.open())
+    completed(one.offer([Entry(b"x", "slot", b"key")]))
+    one._state.queued += 2**60
+    one._state.delayed = 7
+    (lease,) = completed(one.lease(5, {}, (), 60.0))
+    completed(one.settle([Settlement(lease)]))
+    assert completed(one.counts()).pending > 2**59
+    assert completed(one.lease(5, {}, (), 60.0)) == []
+    assert completed(one.counts()).pending == 0
+    assert "7 delayed; there are 0 and 0" in caplog.text
+    completed(one.close())
