@@ -102,9 +102,10 @@ class Addon:
         with status 0, and its extensions complain of a spider that never opened.
         """
         try:
-            from scrapy_ha.frontier._directory import FrontierDirectory  # noqa: PLC0415 - needs plyvel
+            from scrapy_ha.frontier._layout import KIND  # noqa: PLC0415 - needs plyvel
+            from scrapy_ha.leveldb.directory import Directory  # noqa: PLC0415 - needs plyvel
 
-            frontier = FrontierDirectory(directory / "frontier", crawl)
+            frontier = Directory(directory / "frontier", KIND, crawl)
             deadline = time.monotonic() + wait
             while True:
                 try:

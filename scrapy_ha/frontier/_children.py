@@ -8,7 +8,7 @@ from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.typing import SEED
 
 if TYPE_CHECKING:
-    from scrapy_ha.frontier._database import Database
+    from scrapy_ha.leveldb.database import Database
     from scrapy_ha.typing import Entry
 
 

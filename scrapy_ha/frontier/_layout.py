@@ -1,4 +1,4 @@
-"""Keys and values of the LevelDB frontier. This is a stored format: see ``FORMAT``.
+"""Keys and values of the LevelDB frontier. This is a stored format: see :data:`KIND`.
 
 Every key starts with one letter; numbers are big-endian, so that byte order is numeric order.
 
@@ -27,8 +27,14 @@ import math
 import struct
 from dataclasses import astuple, dataclass
 
-FORMAT = 1
-"""Raised with every change that an older version could not read."""
+from scrapy_ha.leveldb.kind import Kind
+
+KIND = Kind(
+    name="scrapy_ha frontier",
+    word="frontier",
+    format=1,
+    lost="pages done since are fetched again, pages found since may be missing",
+)
 
 PRIORITY_LIMIT = 2**62
 """Priorities beyond this, either way, count as this."""

@@ -9,7 +9,7 @@ from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier._slots import Item, Slots
 
 if TYPE_CHECKING:
-    from scrapy_ha.frontier._database import Database
+    from scrapy_ha.leveldb.database import Database
 
 LOAD_LIMIT = 64
 """Slots looked up on disk at a time."""

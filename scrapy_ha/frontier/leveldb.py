@@ -22,8 +22,8 @@ from scrapy_ha.clock import SystemClock
 from scrapy_ha.errors import StoreError
 from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier._children import Children
-from scrapy_ha.frontier._database import Database
 from scrapy_ha.frontier._ready import Ready
+from scrapy_ha.leveldb.database import Database
 from scrapy_ha.typing import (
     SEED,
     SUSPECT_PATIENCE,
@@ -97,7 +97,7 @@ class LevelDBFrontier:
         dead_seconds: float | None = None,
         begin: bool = True,
     ) -> None:
-        self._db = Database(path, crawl)
+        self._db = Database(path, layout.KIND, crawl)
         self._ready = Ready(self._db)
         self._clock = clock
         self._max_deliveries = max_deliveries

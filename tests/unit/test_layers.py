@@ -38,6 +38,9 @@ ROOT = {
 }
 """The other root modules, with those of them that they lean on; few, and none in a circle."""
 
+BASES: dict[str, set[str]] = {"leveldb": set()}
+"""Folders of engines that features build on, with those of them that they lean on."""
+
 COMPONENTS = {
     "feeds.exporter",
     "feeds.formats",
@@ -161,7 +164,7 @@ def modules() -> set[str]:
 
 
 def features() -> set[str]:
-    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - FREE
+    return {path.parent.name for path in PACKAGE.glob("*/__init__.py")} - FREE - {*BASES}
 
 
 def part(module: str) -> str:
@@ -171,17 +174,19 @@ def part(module: str) -> str:
 
 def is_engine(module: str) -> bool:
     above = {module[:dot] for dot in range(len(module)) if module[dot] == "."}
+    if part(module) in BASES:
+        return True
     return part(module) in features() and bool(above) and not COMPONENTS & {module, *above}
 
 
 def test_every_module_has_its_place() -> None:
     """A new root module or feature folder is put into one of the tables above, an old one taken out."""
-    roots = {module for module in modules() if "." not in module} - features()
+    roots = {module for module in modules() if "." not in module} - features() - {*BASES}
     assert roots - FREE == {*PLAIN, *ROOT}
     for name in {*COMPONENTS, *LIBRARIES}:
         assert _exists(name.split(".")) or part(name) not in features(), name
     unmarked = [folder.name for folder in PACKAGE.iterdir() if any(folder.glob("*.py"))]
-    assert {*unmarked} <= {*features(), *FREE}, "a folder without __init__.py"
+    assert {*unmarked} <= {*features(), *FREE, *BASES}, "a folder without __init__.py"
 
 
 def test_nothing_imports_the_add_on_or_the_commands() -> None:
@@ -208,7 +213,7 @@ def test_features_do_not_import_one_another() -> None:
 
 def test_components_import_their_folder_root_modules_and_scrapy() -> None:
     """And nothing that stands above them."""
-    allowed = {*PLAIN, *ROOT, *features()}
+    allowed = {*PLAIN, *ROOT, *BASES, *features()}
     assert not [
         str(found)
         for found in imports()
@@ -245,6 +250,18 @@ def test_plain_modules_know_no_scrapy() -> None:
         if not fine:
             wrong.append(str(found))
     assert not wrong
+
+
+def test_bases_lean_on_few_others() -> None:
+    """On plain modules and on those that the table names."""
+    allowed = {base: {base, *PLAIN, *others} for base, others in BASES.items()}
+    assert not [
+        str(found)
+        for found in imports()
+        if (base := part(found.module)) in BASES
+        and found.own is not None
+        and part(found.own) not in allowed[base]
+    ]
 
 
 def test_root_modules_lean_on_few_others() -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from scrapy_ha.errors import HAError, StoreDamaged
 from scrapy_ha.frontier import _layout as layout
-from scrapy_ha.frontier import reader
-from scrapy_ha.frontier._manifest import Manifest
 from scrapy_ha.frontier.leveldb import LevelDBFrontier
 from scrapy_ha.frontier.reader import read_dead
+from scrapy_ha.leveldb import copy
+from scrapy_ha.leveldb.manifest import Manifest
 from scrapy_ha.loop import completed
 from scrapy_ha.typing import Entry, Replay, Settlement
 
@@ -144,7 +144,7 @@ def test_one_that_never_stands_still(
         target.mkdir()
         raise FileNotFoundError
 
-    monkeypatch.setattr(reader, "_copy_once", copy_once)
+    monkeypatch.setattr(copy, "_copy_once", copy_once)
     with pytest.raises(HAError, match="changes too fast"):
         list(read_dead(tmp_path / "frontier"))
     assert [path.name for path in tmp_path.iterdir()] == ["frontier"]

@@ -1,6 +1,6 @@
 """Which files make up a LevelDB database.
 
-Source: LevelDB, ``doc/impl.md`` and ``db/version_edit.cc``. A manifest is a log (see :mod:`._tail`)
+Source: LevelDB, ``doc/impl.md`` and ``db/version_edit.cc``. A manifest is a log (see :mod:`.tail`)
 of edits, each a row of fields: a tag, then numbers and texts. All numbers are varints: seven bits to a
 byte, the lowest first, the top bit set in all bytes but the last; a text has its length in front.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from scrapy_ha.frontier._tail import BLOCK
+from scrapy_ha.leveldb.tail import BLOCK
 
 _HEADER_BYTES = 7
 _FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)

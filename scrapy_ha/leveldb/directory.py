@@ -1,4 +1,4 @@
-"""The directory of the LevelDB frontier: whose it is, and whether it is one at all."""
+"""A directory with a LevelDB: whose it is, and whether it is one at all."""
 
 from __future__ import annotations
 
@@ -8,24 +8,25 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scrapy_ha._plyvel import plyvel
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
-from scrapy_ha.frontier._layout import FORMAT
-from scrapy_ha.frontier._tail import is_whole, torn_tail
+from scrapy_ha.leveldb.tail import is_whole, torn_tail
 from scrapy_ha.lock import DirectoryLock
+
+if TYPE_CHECKING:
+    from scrapy_ha.leveldb.kind import Kind
 
 logger = logging.getLogger(__name__)
 
-KIND = "scrapy_ha frontier"
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_SPACE_TEXTS = ("No space left", "quota exceeded", "File too large")
-_OPTIONS = {
+OPTIONS: Mapping[str, Any] = {
     "paranoid_checks": True,
     "bloom_filter_bits": 10,
     "write_buffer_size": 8 * 2**20,
@@ -36,16 +37,17 @@ _OPTIONS = {
 """``paranoid_checks`` makes LevelDB report a damaged log where it would else skip records."""
 
 
-class FrontierDirectory:
+class Directory:
     """``FORMAT.json`` says what the directory is, ``db/`` is LevelDB's, a lock file shows the owner.
 
-    A directory that is not a whole frontier of this format is refused before anything in it is
+    A directory that is not a whole one of this kind and format is refused before anything in it is
     written. A torn end of the newest log, as a power cut leaves it, is cut off; the log as it was is kept
     beside, as ``<log>.torn-<unix time>``.
     """
 
-    def __init__(self, path: Path, crawl: str | None = None) -> None:
+    def __init__(self, path: Path, kind: Kind, crawl: str | None = None) -> None:
         self.path = path
+        self._kind = kind
         self._crawl = crawl
         self._lock = DirectoryLock(path)
         self._db: Any = None
@@ -63,7 +65,9 @@ class FrontierDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
         except OSError as error:
-            raise StoreError(f"{self.path}: cannot be used as the frontier's directory: {error}") from error
+            raise StoreError(
+                f"{self.path}: cannot be used as the {self._kind.word}'s directory: {error}"
+            ) from error
         try:
             self._db = self._open_db()
         except BaseException:
@@ -97,8 +101,8 @@ class FrontierDirectory:
 
     def damaged(self, why: str) -> str:
         return (
-            f"The frontier in {self.path} cannot be read: {why}. It was left as it is. Move the directory "
-            "away to start a new crawl, or bring back a copy of it."
+            f"The {self._kind.word} in {self.path} cannot be read: {why}. It was left as it is. Move the "
+            "directory away to start a new crawl, or bring back a copy of it."
         )
 
     def _refuse_foreign(self) -> None:
@@ -106,14 +110,17 @@ class FrontierDirectory:
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise StoreDamaged(f"{self.path} is not a directory; the frontier needs one of its own (HA_DIR)")
+            raise StoreDamaged(
+                f"{self.path} is not a directory; the {self._kind.word} needs one of its own (HA_DIR)"
+            )
         if not marker.exists():
             own = {self._lock.path.name, "FORMAT.json.new"}
             others = [name for name in os.listdir(self.path) if name not in own]
             if others:
                 raise StoreDamaged(
-                    f"{self.path} holds files that are not a frontier's (such as {sorted(others)[0]!r}); it "
-                    "was left as it is. Set HA_DIR to another directory, or move the files away."
+                    f"{self.path} holds files that are not a {self._kind.word}'s (such as "
+                    f"{sorted(others)[0]!r}); it was left as it is. Set HA_DIR to another directory, or move "
+                    "the files away."
                 )
             return
         try:
@@ -121,17 +128,19 @@ class FrontierDirectory:
             kind, version, crawl = content["kind"], content["format"], content.get("crawl")
         except (ValueError, KeyError, TypeError, RecursionError):
             raise StoreDamaged(self.damaged("FORMAT.json is damaged")) from None
-        if kind != KIND or not isinstance(version, int):
+        if kind != self._kind.name or not isinstance(version, int):
             raise StoreDamaged(self.damaged(f"FORMAT.json says it is {str(kind)[:80]!r}"))
         if self._crawl is not None and crawl not in (None, self._crawl):
             raise StoreDamaged(
-                f"{self.path} holds the requests of another crawl, {str(crawl)[:80]!r}; this one is "
+                f"{self.path} holds the data of another crawl, {str(crawl)[:80]!r}; this one is "
                 f"{self._crawl!r}. It was left as it is. Give each crawl a directory of its own (HA_DIR) or, "
                 "if this is the same crawl under another name, its name (HA_NAMESPACE)."
             )
-        if version > FORMAT:
+        if version > self._kind.format:
             raise StoreDamaged(
-                self.damaged(f"it has format {version}, and this version of scrapy_ha knows up to {FORMAT}")
+                self.damaged(
+                    f"it has format {version}, and this version of scrapy_ha knows up to {self._kind.format}"
+                )
             )
 
     def _open_db(self) -> Any:
@@ -160,7 +169,9 @@ class FrontierDirectory:
         return db
 
     def _connect(self, create: bool) -> Any:
-        connect = partial(plyvel.DB, str(self.path / "db"), create_if_missing=create, **_OPTIONS)
+        connect = partial(
+            plyvel.DB, str(self.path / "db"), create_if_missing=create, **{**OPTIONS, **self._kind.options}
+        )
         log = self._newest_log()
         try:
             if log is None or is_whole(log):
@@ -204,12 +215,13 @@ class FrontierDirectory:
             raise StoreDamaged(self.damaged(f"the file db/{name} is missing"))
         if int(log.stem) == number and log.stat().st_size < size:
             logger.warning(
-                "The frontier in %s: db/%s has %d bytes, and had %d at least. What was written last is gone: "
-                "pages done since are fetched again, pages found since may be missing",
+                "The %s in %s: db/%s has %d bytes, and had %d at least. What was written last is gone: %s",
+                self._kind.word,
                 self.path,
                 name,
                 log.stat().st_size,
                 size,
+                self._kind.lost,
             )
 
     def _newest_log(self) -> Path | None:
@@ -232,8 +244,9 @@ class FrontierDirectory:
             _put_back(copy, log, end, size)
             raise
         logger.warning(
-            "The frontier in %s: the last %d bytes of its log are not a whole write, as after a crash. "
+            "The %s in %s: the last %d bytes of its log are not a whole write, as after a crash. "
             "They were cut off; the log as it was found is kept as %s",
+            self._kind.word,
             self.path,
             size - end,
             copy,
@@ -248,7 +261,10 @@ class FrontierDirectory:
     def _mark(self, made: bool) -> None:
         new = self.path / "FORMAT.json.new"
         with new.open("w") as file:
-            json.dump({"kind": KIND, "format": FORMAT, "made": made, "crawl": self._crawl}, file)
+            json.dump(
+                {"kind": self._kind.name, "format": self._kind.format, "made": made, "crawl": self._crawl},
+                file,
+            )
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.path / "FORMAT.json")

@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scrapy_ha._plyvel import plyvel
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull
-from scrapy_ha.frontier._directory import FrontierDirectory, is_full, text_of
+from scrapy_ha.leveldb.directory import Directory, is_full, text_of
+
+if TYPE_CHECKING:
+    from scrapy_ha.leveldb.kind import Kind
 
 
 class Database:
@@ -21,8 +24,8 @@ class Database:
     end and fatal with more behind it.
     """
 
-    def __init__(self, path: Path, crawl: str | None = None) -> None:
-        self._directory = FrontierDirectory(path, crawl)
+    def __init__(self, path: Path, kind: Kind, crawl: str | None = None) -> None:
+        self._directory = Directory(path, kind, crawl)
         self._failure: str | None = None
         self._db: Any = None
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from scrapy_ha._plyvel import plyvel
 from scrapy_ha.errors import StoreDamaged, StoreError
-from scrapy_ha.frontier import _directory, _tail
-from scrapy_ha.frontier._tail import BLOCK, crc32c, masked, torn_tail
 from scrapy_ha.frontier.leveldb import LevelDBFrontier
+from scrapy_ha.leveldb import directory, tail
+from scrapy_ha.leveldb.tail import BLOCK, crc32c, masked, torn_tail
 from scrapy_ha.loop import completed
 from scrapy_ha.typing import Entry, Settlement
 
@@ -112,7 +112,7 @@ def test_only_the_last_write_is_lost(
     (copy,) = path.glob("*.torn-*")
     assert copy.name.startswith(f"{log.name}.torn-")
     assert copy.read_bytes() == harmed
-    (record,) = [record for record in caplog.records if record.name == _directory.__name__]
+    (record,) = [record for record in caplog.records if record.name == directory.__name__]
     assert record.levelno == logging.WARNING
     for part in (path, f"last {len(harmed) - end} bytes", copy):
         assert str(part) in record.getMessage()
@@ -225,7 +225,7 @@ def test_no_space_for_the_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     harmed = TAILS["zeroed"](log.read_bytes(), 50)
     log.write_bytes(harmed)
     with monkeypatch.context() as patch:
-        patch.setattr(_directory.shutil, "copyfile", full)
+        patch.setattr(directory.shutil, "copyfile", full)
         with pytest.raises(StoreError, match=f"{path}.*No space left"):
             completed(LevelDBFrontier(path).open())
     assert log.read_bytes() == harmed
@@ -294,5 +294,5 @@ def test_search_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Garbage full of plausible headers does not take forever: it is refused."""
     garbage = b"\x00\x04\x04" * 5000
     assert torn(tmp_path, garbage) == 0
-    monkeypatch.setattr(_tail, "_SEARCH_LIMIT", 10_000)
+    monkeypatch.setattr(tail, "_SEARCH_LIMIT", 10_000)
     assert torn(tmp_path, garbage) is None
