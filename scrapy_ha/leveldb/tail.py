@@ -1,7 +1,6 @@
 """Where a LevelDB log was torn.
 
-Source: LevelDB, ``doc/log_format.md``; CRC-32C (Castagnoli) as in RFC 3720, appendix B.4, with the
-reflected polynomial 0x82F63B78.
+Source: LevelDB, ``doc/log_format.md``.
 
 A log is a row of blocks of 32 KiB. In a block stand physical records: masked checksum of type and
 data (4 bytes), length of the data (2), type (1), data; all little-endian. A rest of less than 7
@@ -15,6 +14,8 @@ import re
 from struct import Struct
 from typing import TYPE_CHECKING
 
+from scrapy_ha.crc import crc32c
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -25,28 +26,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = range(1, 5)
 _KINDS = re.compile(rb"[\x01-\x04]")
 _MASK_DELTA = 0xA282EAD8
 _SEARCH_LIMIT = 32 * 2**20
-"""Bytes whose checksums are made in search of a whole record; at some 15 MB/s."""
-
-
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
-
-
-_TABLE = _crc_table()
-
-
-def crc32c(data: bytes) -> int:
-    """The CRC-32C of *data*."""
-    table = _TABLE
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
-    return crc ^ 0xFFFFFFFF
+"""Bytes whose checksums are made in search of a whole record."""
 
 
 def masked(crc: int) -> int:

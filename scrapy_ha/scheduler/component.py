@@ -18,13 +18,13 @@ from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
 from scrapy_ha.lifecycle import Lifecycle
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
 from scrapy_ha.run import current_page, run_of
-from scrapy_ha.scheduler.cheap import Tally
 from scrapy_ha.scheduler.commit import Commit, Commits
 from scrapy_ha.scheduler.duplicates import Duplicates
 from scrapy_ha.scheduler.identity import adopt, inherit
 from scrapy_ha.scheduler.letters import letter_of
 from scrapy_ha.scheduler.pages import Loads, Page
 from scrapy_ha.scheduler.seeding import Seeding
+from scrapy_ha.scheduler.tally import Tally
 from scrapy_ha.scheduler.unstored import Unstored, UnstoredQueue
 from scrapy_ha.serialize import RequestCodec
 from scrapy_ha.slot import SlotNames

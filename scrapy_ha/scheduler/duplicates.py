@@ -10,11 +10,13 @@ from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.misc import build_from_crawler, load_object
 
 from scrapy_ha.fingerprint import Fingerprints
-from scrapy_ha.scheduler.cheap import KeyCache, Tally
+from scrapy_ha.seen.keycache import KeyCache
 
 if TYPE_CHECKING:
     from scrapy import Request
     from scrapy.crawler import Crawler
+
+    from scrapy_ha.scheduler.tally import Tally
 
 logger = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ PACKAGE = Path(scrapy_ha.__file__).parent
 PLAIN = {
     "_plyvel": {"plyvel", "plyvel_next"},
     "clock": set[str](),
+    "crc": {"google_crc32c"},
     "deadletter": set[str](),
     "errors": set[str](),
     "lock": set[str](),
@@ -38,7 +39,7 @@ ROOT = {
 }
 """The other root modules, with those of them that they lean on; few, and none in a circle."""
 
-BASES: dict[str, set[str]] = {"leveldb": set()}
+BASES: dict[str, set[str]] = {"leveldb": set(), "seen": {"leveldb"}}
 """Folders of engines that features build on, with those of them that they lean on."""
 
 COMPONENTS = {
@@ -59,13 +60,26 @@ COMPONENTS = {
 """Components, module or whole folder. What else is in a feature's folder is an engine, apart from
 its ``__init__``."""
 
-LIBRARIES: dict[str, set[str]] = {"pipelines.document": {"itemadapter"}}
+LIBRARIES: dict[str, set[str]] = {
+    "pipelines.document": {"itemadapter"},
+    "seen.bloom": {"pybloom_live", "rbloom"},
+}
 """Engines that import a client library of their own."""
 
 FREE = {"__init__", "addon", "commands", "testing"}
 """May import anything; nothing imports them."""
 
-CLIENTS = {"bson", "plyvel", "plyvel_next", "prometheus_client", "pybloom_live", "pymongo", "rbloom", "redis"}
+CLIENTS = {
+    "bson",
+    "google_crc32c",
+    "plyvel",
+    "plyvel_next",
+    "prometheus_client",
+    "pybloom_live",
+    "pymongo",
+    "rbloom",
+    "redis",
+}
 """Client libraries: each is imported in one module, so that its absence is met in one place."""
 
 

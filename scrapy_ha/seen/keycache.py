@@ -1,33 +1,11 @@
-"""Two small things that a link met a thousand times passes through."""
+"""The keys met last, at the cost of a look-up in memory."""
 
 from __future__ import annotations
 
-from typing import Any
+from scrapy_ha.seen.bloom import KEY_BYTES
 
-KEY_BYTES = 20
-"""Of a fingerprint as Scrapy makes it (SHA-1)."""
 _EMPTY = bytes(KEY_BYTES)
 """What an empty place looks like; a key like this is not known."""
-
-
-class Tally:
-    """Counts on their way to Scrapy's stats, whose ``inc_value`` costs as much as a look-up.
-
-    They arrive there with :meth:`flush`, which the scheduler calls at the end of every few pages.
-    """
-
-    def __init__(self, stats: Any) -> None:
-        self._stats = stats
-        self._counts: dict[str, int] = {}
-
-    def add(self, name: str) -> None:
-        self._counts[name] = self._counts.get(name, 0) + 1
-
-    def flush(self) -> None:
-        if self._counts:
-            for name, count in self._counts.items():
-                self._stats.inc_value(name, count)
-            self._counts.clear()
 
 
 class KeyCache:

@@ -7,7 +7,8 @@ from hashlib import sha1
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scrapy_ha.scheduler.cheap import KEY_BYTES, KeyCache
+from scrapy_ha.seen.bloom import KEY_BYTES
+from scrapy_ha.seen.keycache import KeyCache
 
 ZERO = bytes(KEY_BYTES)
 

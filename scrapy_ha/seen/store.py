@@ -1,0 +1,221 @@
+"""The exact store of what was seen, with a Bloom filter in front of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scrapy_ha.clock import SystemClock
+from scrapy_ha.leveldb.database import Database
+from scrapy_ha.leveldb.kind import Kind
+from scrapy_ha.seen.keycache import KeyCache
+from scrapy_ha.seen.tier import BloomTier
+
+if TYPE_CHECKING:
+    from scrapy_ha.seen.bloom import LayeredBloom
+    from scrapy_ha.typing import Clock
+
+KIND = Kind(
+    name="scrapy_ha seen",
+    word="store of what was seen",
+    format=1,
+    lost="what was done since may be done again",
+    # The filter in front answers what LevelDB's own would be asked for.
+    options={"bloom_filter_bits": 0},
+)
+STATE_KEY = b"m"
+PURGE_LIMIT = 10_000
+"""Outdated keys removed by one call of :meth:`SeenStore.maintain`."""
+_U32 = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What was found."""
+
+    count: int
+    """Keys of the present generation, as far as the filter tells."""
+    fresh: bool
+    """Nothing was kept here before."""
+    former_identity: str | None
+    """What had made the keys, if that is another one now."""
+    rebuilt: bool
+    """The filter's file was of no use."""
+
+
+class SeenStore:
+    """Keys in LevelDB, in the directory *path*, with the time when each was seen.
+
+    What :meth:`add` returned from survives ``kill -9``; against a power cut :meth:`fsync` helps. Belongs to
+    one thread, but for :meth:`fsync`, :meth:`maintain` and what :meth:`begin_save` returns.
+
+    Keys stand under the generation in which they were added. Beginning a new one forgets all of them in
+    one step; their space comes back by and by.
+
+    Args:
+        identity: What makes the keys, such as the name of the fingerprinter.
+        capacity, error_rate, kind, on_filling: See :class:`~scrapy_ha.seen.tier.BloomTier`.
+        ttl: Seconds after which a key is new again; ``None``: never.
+        crawl: Name of the crawl, kept with the data; another crawl's directory is refused.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        identity: str = "",
+        capacity: int = 10_000_000,
+        error_rate: float = 0.01,
+        kind: str = "auto",
+        ttl: float | None = None,
+        crawl: str | None = None,
+        clock: Clock | None = None,
+        on_filling: Callable[[LayeredBloom], None] = lambda bloom: None,
+    ) -> None:
+        self.tier = BloomTier(
+            path / "bloom", capacity=capacity, error_rate=error_rate, kind=kind, on_filling=on_filling
+        )
+        self.confirmed = 0
+        """Keys that the filter took for seen, and were."""
+        self.false_positives = 0
+        """Those that were not."""
+        self._db = Database(path, KIND, crawl)
+        self._identity = identity
+        self._ttl = ttl
+        self._clock: Clock = clock or SystemClock()
+        self._generation = 1
+        self._prefix = b""
+        self._met = KeyCache()
+
+    def open(self) -> Opened:
+        """Raises what :meth:`scrapy_ha.leveldb.directory.Directory.open` raises, and ``StoreDamaged``."""
+        self._db.open()
+        try:
+            stored = self._db.get(STATE_KEY)
+            token, former = "", None
+            if stored is not None:
+                try:
+                    state = json.loads(stored)
+                    self._generation = int(state["generation"])
+                    token, former = str(state["token"]), str(state["identity"])
+                except (ValueError, KeyError, TypeError, RecursionError):
+                    raise self._db.damaged("its state record is unreadable") from None
+            self._prefix = self._prefix_of(self._generation)
+            new = _new_token()
+            self.tier.open(token, new, self.keys)
+            self._write_state(new)
+        except BaseException:
+            self._db.close()
+            raise
+        changed = former is not None and former != self._identity
+        return Opened(self.tier.bloom.count, stored is None, former if changed else None, self.tier.rebuilt)
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._db.is_open:
+            self.tier.close()
+            self._db.close()
+
+    def __contains__(self, key: bytes) -> bool:
+        """Whether *key* was seen, in this generation and not too long ago."""
+        if key in self._met:
+            return True
+        if not self.tier.perhaps(key):
+            return False
+        value = self._db.get(self._prefix + key)
+        if value is None:
+            self.false_positives += 1
+            return False
+        if self._is_outdated(value):
+            return False
+        self.confirmed += 1
+        if self._ttl is None:
+            self._met.add(key)
+        return True
+
+    def add(self, key: bytes) -> None:
+        """Have *key* seen now.
+
+        Raises:
+            StoreFull, StoreError: It is not. The store takes no more.
+        """
+        self.add_many((key,))
+
+    def add_many(self, keys: Iterable[bytes]) -> None:
+        """Have *keys* seen now, in one step."""
+        batch = self._db.batch()
+        now = self._now()
+        added = list(keys)
+        for key in added:
+            self.tier.add(key)
+            batch.put(self._prefix + key, now)
+        self._db.write(batch)
+        if self._ttl is None:
+            for key in added:
+                if key not in self._met:
+                    self._met.add(key)
+
+    def when(self, key: bytes) -> float | None:
+        """When *key* was seen, epoch seconds; ``None``: it was not."""
+        value = self._db.get(self._prefix + key)
+        return None if value is None else float(_U32.unpack(value)[0])
+
+    def forget(self, key: bytes) -> bool:
+        """Have *key* new again; whether it was seen. Its place in the filter stays taken."""
+        if self._db.get(self._prefix + key) is None:
+            return False
+        batch = self._db.batch()
+        batch.delete(self._prefix + key)
+        self._db.write(batch)
+        self._met = KeyCache()
+        return True
+
+    def begin_generation(self) -> None:
+        """Forget everything."""
+        self._generation += 1
+        self._prefix = self._prefix_of(self._generation)
+        self._met = KeyCache()
+        token = _new_token()
+        self._write_state(token)
+        self.tier.clear(token)
+
+    def keys(self) -> Iterator[bytes]:
+        """Of this generation, outdated ones too, in no order."""
+        start = len(self._prefix)
+        with self._db.iterator(prefix=self._prefix, include_value=False) as keys:
+            for key in keys:
+                yield key[start:]
+
+    def fsync(self) -> None:
+        self._db.fsync()
+
+    def maintain(self) -> bool:
+        """Remove some keys of earlier generations; whether there were any."""
+        return self._db.remove_some(b"s", self._prefix, PURGE_LIMIT)
+
+    def _is_outdated(self, value: bytes) -> bool:
+        if self._ttl is None:
+            return False
+        return bool(_U32.unpack(value)[0] + self._ttl <= self._clock.time())
+
+    def _now(self) -> bytes:
+        return _U32.pack(int(self._clock.time()) & 0xFFFFFFFF)
+
+    def _write_state(self, token: str) -> None:
+        state = {"generation": self._generation, "token": token, "identity": self._identity}
+        batch = self._db.batch()
+        batch.put(STATE_KEY, json.dumps(state).encode())
+        self._db.write(batch)
+
+    @staticmethod
+    def _prefix_of(generation: int) -> bytes:
+        return b"s" + _U32.pack(generation & 0xFFFFFFFF)
+
+
+def _new_token() -> str:
+    return os.urandom(16).hex()
