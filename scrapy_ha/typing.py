@@ -253,6 +253,9 @@ class Frontier(Protocol):
     def knows(self, key: bytes) -> bool | None:
         """Whether *key* is seen, from local knowledge alone; ``None``: only the store can tell."""
 
+    async def forget(self, keys: Sequence[bytes]) -> int:
+        """Have *keys* new again; how many of them were seen."""
+
     async def lease(
         self,
         limit: int,
@@ -329,6 +332,7 @@ class Frontier(Protocol):
         """The crawl that this worker opened is complete.
 
         The next :meth:`open` starts a fresh one: keys, seeding and marks are gone, the dead stay.
+        The keys stay too where the store is told to keep them.
         Unless requests are pending by then (replayed, or late): then the crawl is resumed.
         """
 

@@ -15,6 +15,7 @@ key    rest of the key                                      value
 ``c``  generation, parent's id, ordinal                     token, met, stored: see :class:`Family`
 ``k``  name                                                 a mark
 ``m``                                                       the state record, :class:`State`
+``t``                                                       token of the Bloom filter's file
 =====  ==================================================  ===================================
 
 A lease does not move a request: the ``q`` entry stays where it is until the request is settled,
@@ -52,6 +53,7 @@ _TOP = 2**63
 RANK_BYTES = 16
 """Length of the end of a ``q`` key, behind the slot."""
 STATE_KEY = b"m"
+TOKEN_KEY = b"t"
 
 
 @dataclass(slots=True)
@@ -301,6 +303,11 @@ def parent_of(key: bytes) -> int:
 
 def pack_time(now: float) -> bytes:
     return _U32.pack(int(now) & 0xFFFFFFFF)
+
+
+def unpack_time(value: bytes) -> float:
+    """Raises ``struct.error`` for what :func:`pack_time` has not made."""
+    return float(_U32.unpack(value)[0])
 
 
 def mark_key(name: str) -> bytes:

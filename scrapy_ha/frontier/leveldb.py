@@ -23,6 +23,7 @@ from scrapy_ha.errors import StoreError
 from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier._children import Children
 from scrapy_ha.frontier._ready import Ready
+from scrapy_ha.frontier._seen import Seen
 from scrapy_ha.leveldb.database import Database
 from scrapy_ha.typing import (
     SEED,
@@ -39,6 +40,7 @@ from scrapy_ha.typing import (
 )
 
 if TYPE_CHECKING:
+    from scrapy_ha.seen.tier import BloomTier
     from scrapy_ha.typing import Clock
 
 logger = logging.getLogger(__name__)
@@ -81,6 +83,9 @@ class LevelDBFrontier:
         crawl: Name of the crawl, kept with the data; another crawl's directory is refused.
         dead_limit: How many dead requests are kept; ``None``: all.
         dead_seconds: How long they are kept; ``None``: for ever.
+        seen_tier: A Bloom filter that tells keys that are certainly new; it is opened and closed here.
+        seen_seconds: After which a key counts as new again; ``None``: never.
+        keep_seen: What was seen in a crawl that is complete counts in the next one too.
         begin: Whether opening begins a fresh crawl when the last one is complete. An operator's command
             does not: what it replays is then all that is left to do of the last one.
     """
@@ -95,6 +100,9 @@ class LevelDBFrontier:
         crawl: str | None = None,
         dead_limit: int | None = None,
         dead_seconds: float | None = None,
+        seen_tier: BloomTier | None = None,
+        seen_seconds: float | None = None,
+        keep_seen: bool = False,
         begin: bool = True,
     ) -> None:
         self._db = Database(path, layout.KIND, crawl)
@@ -104,6 +112,8 @@ class LevelDBFrontier:
         self._lifo = order == "lifo"
         self._dead_limit = dead_limit
         self._dead_seconds = dead_seconds
+        self._seen = Seen(self._db, seen_tier, seen_seconds)
+        self._keep_seen = keep_seen
         self._begin = begin
         self._state = layout.State()
         self._leases: dict[int, _Held] = {}
@@ -125,8 +135,6 @@ class LevelDBFrontier:
         self._settled = 0
         self._dead_ranges: list[tuple[bytes, bytes]] = []
         self._recounted = False
-        self._unknown: bytes | None = None
-        """A key that was asked for and not found; nothing was written since."""
 
     @property
     def clock(self) -> Clock:
@@ -162,7 +170,8 @@ class LevelDBFrontier:
         if state.finished and self._begin:
             state.finished = False
             if not (state.queued or state.delayed):  # else something was offered or replayed since
-                state.generation += 1
+                if not self._keep_seen:
+                    state.generation += 1
                 state.started = state.seeded = False
                 for key in self._db.iterator(prefix=b"k", include_value=False):
                     batch.delete(key)
@@ -182,6 +191,7 @@ class LevelDBFrontier:
                     continue
                 reclaimed += 1
             self._delivered[layout.id_of(known.queue_key)] = known
+        self._seen.open(state.generation, batch)
         self._write(batch)
         self._earliest = self._first_due(b"d")
         self._children.load(state.generation)
@@ -197,6 +207,8 @@ class LevelDBFrontier:
             held = [Settlement(one.lease, release=True) for one in self._leases.values()]
             if held and not self._db.failed:
                 await self.settle(held)
+        if not self._db.failed:
+            self._seen.close()
         self._db.close()
 
     # The life of a request
@@ -211,10 +223,17 @@ class LevelDBFrontier:
         return verdicts
 
     def knows(self, key: bytes) -> bool | None:
-        known = self._db.get(layout.seen_prefix(self._state.generation) + key) is not None
-        if not known:
-            self._unknown = key
-        return known
+        return self._seen.knows(key, self.clock.time())
+
+    async def forget(self, keys: Sequence[bytes]) -> int:
+        batch = self._db.batch()
+        forgotten = self._seen.forget(batch, keys)
+        self._write(batch)
+        return forgotten
+
+    def seen_at(self, key: bytes) -> float | None:
+        """When *key* was seen, epoch seconds; ``None``: it was not."""
+        return self._seen.when(key)
 
     async def lease(
         self,
@@ -305,11 +324,8 @@ class LevelDBFrontier:
         batch = self._db.batch()
         placed: list[tuple[bytes, bytes] | None] = []
         self._store(batch, children, placed)
-        if seen:
-            prefix = layout.seen_prefix(self._state.generation)
-            time = layout.pack_time(self.clock.time())
-            for key in seen:
-                batch.put(prefix + key, time)
+        for key in seen:
+            self._seen.add(batch, key, self.clock.time())
         for name, value in (marks or {}).items():
             batch.put(layout.mark_key(name), value)
         accepted: list[tuple[Settlement, _Held]] = []
@@ -514,6 +530,7 @@ class LevelDBFrontier:
         for start, stop in ranges:
             self._db.compact(start, stop)
         self._purge_outdated()
+        self._seen.maintain()
 
     def _purge_outdated(self) -> None:
         """Remove some of what is no longer needed: what earlier crawls had seen, identities of seeds."""
@@ -533,11 +550,11 @@ class LevelDBFrontier:
 
     def _write(self, batch: Any) -> None:
         """Write *batch* and the state in one step."""
-        self._unknown = None
         state = self._state
         state.time = self.clock.time()
         batch.put(layout.STATE_KEY, state.pack())
         self._db.write(batch)
+        self._seen.written()
 
     def _store(
         self, batch: Any, entries: Sequence[Entry], placed: list[tuple[bytes, bytes] | None]
@@ -545,16 +562,14 @@ class LevelDBFrontier:
         """Put what is new of *entries* into *batch*, and what to do in memory into *placed*."""
         state = self._state
         now = self.clock.time()
-        seen_prefix = layout.seen_prefix(state.generation)
         fresh: set[bytes] = set()
         verdicts = []
         for entry in entries:
             if entry.key is not None:
-                marker = seen_prefix + entry.key
-                new = marker not in fresh and (entry.key is self._unknown or self._db.get(marker) is None)
+                new = entry.key not in fresh and self._seen.is_new(entry.key, now)
                 if new:
-                    fresh.add(marker)
-                    batch.put(marker, layout.pack_time(now))
+                    fresh.add(entry.key)
+                    self._seen.add(batch, entry.key, now)
             else:
                 new = entry.parent is None or self._is_new_child(entry, entry.parent)
             verdicts.append(new)

@@ -83,15 +83,18 @@ class MemoryStore:
         self.turns: dict[str, int] = {}
         """When each slot was last served."""
         self.crawl = 0
-        self.start_afresh()
+        self.seen: dict[bytes, float] = {}
+        """Keys, and when each was seen."""
+        self.start_afresh(keep_seen=False)
 
-    def start_afresh(self) -> None:
+    def start_afresh(self, keep_seen: bool) -> None:
         """Forget the crawl that is complete. Its dead requests stay."""
         self.crawl += 1
         self.begun = False
         self.finished = False
         self.seeded = False
-        self.seen: set[bytes] = set()
+        if not keep_seen:
+            self.seen.clear()
         self.children: dict[int, Counter[bytes]] = {}
         """By parent and ordinal, how many children without a key are stored."""
         self.marks: dict[str, dict[str, bytes]] = {}
@@ -118,6 +121,8 @@ class MemoryFrontier:
         order: ``"fifo"`` or ``"lifo"`` within slot and priority.
         dead_limit: How many dead requests are kept; ``None``: all.
         dead_seconds: How long they are kept; ``None``: for ever.
+        seen_seconds: After which a key counts as new again; ``None``: never.
+        keep_seen: What was seen in a crawl that is complete counts in the next one too.
     """
 
     def __init__(
@@ -130,6 +135,8 @@ class MemoryFrontier:
         order: str = "fifo",
         dead_limit: int | None = None,
         dead_seconds: float | None = None,
+        seen_seconds: float | None = None,
+        keep_seen: bool = False,
     ) -> None:
         self._store = store
         self._worker = worker
@@ -138,6 +145,8 @@ class MemoryFrontier:
         self._lifo = order == "lifo"
         self._dead_limit = dead_limit
         self._dead_seconds = dead_seconds
+        self._seen_seconds = seen_seconds
+        self._keep_seen = keep_seen
         self._crawl = 0
         self._deliveries: dict[int, _Delivery] = {}
 
@@ -146,7 +155,7 @@ class MemoryFrontier:
     async def open(self) -> Opened:
         store = self._store
         if store.finished and not self._pending():
-            store.start_afresh()
+            store.start_afresh(self._keep_seen)
         store.finished = False
         resumed = store.begun
         mine = [request for request in store.all(_State.LEASED) if request.worker == self._worker]
@@ -186,7 +195,13 @@ class MemoryFrontier:
         return verdicts
 
     def knows(self, key: bytes) -> bool | None:
-        return key in self._store.seen
+        time = self._store.seen.get(key)
+        if time is None:
+            return False
+        return self._seen_seconds is None or int(time) + self._seen_seconds > self._clock.time()
+
+    async def forget(self, keys: Sequence[bytes]) -> int:
+        return sum(self._store.seen.pop(key, None) is not None for key in set(keys))
 
     async def lease(
         self,
@@ -237,7 +252,7 @@ class MemoryFrontier:
     ) -> list[bool]:
         store = self._store
         await self.offer(children)
-        store.seen.update(seen)
+        store.seen.update(dict.fromkeys(seen, self._clock.time()))
         store.marks.setdefault(self._worker, {}).update(marks or {})
         store.begun = store.begun or bool(seen or marks or seeded)
         if seeded:
@@ -337,8 +352,9 @@ class MemoryFrontier:
         """Whether *entry* is new; from now on it is not."""
         store = self._store
         if entry.key is not None:
-            new = entry.key not in store.seen
-            store.seen.add(entry.key)
+            new = not MemoryFrontier.knows(self, entry.key)
+            if new:
+                store.seen[entry.key] = self._clock.time()
             return new
         if entry.parent is None or (entry.parent == SEED and store.seeded):
             return True

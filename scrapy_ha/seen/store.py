@@ -80,10 +80,6 @@ class SeenStore:
         self.tier = BloomTier(
             path / "bloom", capacity=capacity, error_rate=error_rate, kind=kind, on_filling=on_filling
         )
-        self.confirmed = 0
-        """Keys that the filter took for seen, and were."""
-        self.false_positives = 0
-        """Those that were not."""
         self._db = Database(path, KIND, crawl)
         self._identity = identity
         self._ttl = ttl
@@ -128,12 +124,9 @@ class SeenStore:
         if not self.tier.perhaps(key):
             return False
         value = self._db.get(self._prefix + key)
-        if value is None:
-            self.false_positives += 1
+        self.tier.settle(value is not None)
+        if value is None or self._is_outdated(value):
             return False
-        if self._is_outdated(value):
-            return False
-        self.confirmed += 1
         if self._ttl is None:
             self._met.add(key)
         return True

@@ -60,7 +60,10 @@ class BloomTier:
         """Its file was of no use when it was opened."""
         self.certain = 0
         """Answers «certainly new»."""
-        self.perhaps_seen = 0
+        self.confirmed = 0
+        """Answers «perhaps seen» of keys that the store had."""
+        self.false_positives = 0
+        """Those of keys that it had not."""
         self._path = path
         self._on_filling = on_filling
         self._filling_said = 0
@@ -90,10 +93,16 @@ class BloomTier:
     def perhaps(self, key: bytes) -> bool:
         """False: *key* is certainly new."""
         if normal(key) in self.bloom:
-            self.perhaps_seen += 1
             return True
         self.certain += 1
         return False
+
+    def settle(self, had: bool) -> None:
+        """Whether the store had a key that was perhaps seen."""
+        if had:
+            self.confirmed += 1
+        else:
+            self.false_positives += 1
 
     def add(self, key: bytes) -> None:
         """To be called before the store has *key*, which is new."""

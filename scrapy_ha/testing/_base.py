@@ -29,10 +29,13 @@ class MakeFrontier(Protocol):
         fresh: bool = False,
         dead_limit: int | None = None,
         dead_seconds: float | None = None,
+        seen_seconds: float | None = None,
+        keep_seen: bool = False,
     ) -> Frontier:
         """A frontier that is not open yet, over the store of this test, or over a *fresh* one
         which is this test's store from then on. The rest are the store's own options: how many
-        requests in the dead state are kept, and for how long."""
+        requests in the dead state are kept, and for how long; for how long a key counts as seen, and
+        whether those of a complete crawl count in the next one."""
 
 
 class ContractBase:

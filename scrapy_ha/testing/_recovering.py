@@ -289,6 +289,41 @@ class Recovering(ContractBase):
         assert (await lease_one(frontier)).id == dead.id
 
     @driven
+    async def test_keys_are_kept_for_the_next_crawl(self, make: MakeFrontier) -> None:
+        """Where the store is told so; all else of a complete crawl is gone as ever."""
+        frontier = await opened(make(keep_seen=True))
+        await frontier.offer(keyed("1"))
+        await frontier.settle([Settlement(await lease_one(frontier))], seeded=True, marks={"m": b"1"})
+        await frontier.finish()
+        await frontier.close()
+        again = make(keep_seen=True)
+        found = await again.open()
+        assert (found.resumed, found.seeded, found.marks) == (False, False, {})
+        assert await again.offer(keyed("1", "2")) == [False, True]
+
+    @driven
+    async def test_keys_expire(self, make: MakeFrontier, clock: FakeClock) -> None:
+        """D10: a key is new again when its time is over, and seen again when it was stored anew."""
+        frontier = await opened(make(seen_seconds=10))
+        assert await frontier.offer(keyed("1")) == [True]
+        clock.advance(9)
+        assert await frontier.offer(keyed("1")) == [False]
+        assert frontier.knows(b"1") in {True, None}
+        clock.advance(2)
+        assert frontier.knows(b"1") in {False, None}
+        assert await frontier.offer(keyed("1", "1")) == [True, False]
+
+    @driven
+    async def test_keys_are_forgotten(self, make: MakeFrontier) -> None:
+        """Those named, and no others; also when the crawl goes on after a crash."""
+        frontier = await opened(make())
+        await frontier.offer(keyed("1", "2"))
+        assert await frontier.forget([b"1", b"3"]) == 1
+        self.crash(frontier)
+        again = await opened(make())
+        assert await again.offer(keyed("1", "2")) == [True, False]
+
+    @driven
     async def test_a_crash_after_finish(self, make: MakeFrontier) -> None:
         """Finishing is as durable as the rest."""
         frontier = await opened(make())

@@ -14,6 +14,7 @@ from livecopy import copy_live
 from scrapy_ha.frontier.leveldb import LevelDBFrontier
 from scrapy_ha.frontier.memory import MemoryFrontier, MemoryStore
 from scrapy_ha.loop import completed
+from scrapy_ha.seen.tier import BloomTier
 from scrapy_ha.testing import FakeClock, FrontierContract, MakeFrontier
 from scrapy_ha.typing import Entry, Settlement
 
@@ -39,6 +40,8 @@ class TestMemoryFrontier(FrontierContract):
             fresh: bool = False,
             dead_limit: int | None = None,
             dead_seconds: float | None = None,
+            seen_seconds: float | None = None,
+            keep_seen: bool = False,
         ) -> Frontier:
             nonlocal store
             if fresh:
@@ -51,6 +54,8 @@ class TestMemoryFrontier(FrontierContract):
                 max_deliveries=max_deliveries,
                 dead_limit=dead_limit,
                 dead_seconds=dead_seconds,
+                seen_seconds=seen_seconds,
+                keep_seen=keep_seen,
             )
 
         return make
@@ -114,6 +119,8 @@ class TestLevelDBFrontier(FrontierContract):
             fresh: bool = False,
             dead_limit: int | None = None,
             dead_seconds: float | None = None,
+            seen_seconds: float | None = None,
+            keep_seen: bool = False,
         ) -> Frontier:
             if fresh:
                 self.path = next_path(self.path)
@@ -124,6 +131,9 @@ class TestLevelDBFrontier(FrontierContract):
                 max_deliveries=max_deliveries,
                 dead_limit=dead_limit,
                 dead_seconds=dead_seconds,
+                seen_seconds=seen_seconds,
+                keep_seen=keep_seen,
+                seen_tier=self.tier(self.path),
             )
             made.append(frontier)
             return made[-1]
@@ -141,6 +151,16 @@ class TestLevelDBFrontier(FrontierContract):
     def drive(self, work: Coroutine[Any, Any, None]) -> None:
         """An embedded store's calls never suspend."""
         completed(work)
+
+    def tier(self, path: Path) -> BloomTier | None:
+        return None
+
+
+class TestLevelDBFrontierBehindAFilter(TestLevelDBFrontier):
+    """A Bloom filter in front changes no answer, not even one that is far too small."""
+
+    def tier(self, path: Path) -> BloomTier | None:
+        return BloomTier(path / "bloom", capacity=2, error_rate=0.4)
 
 
 def next_path(path: Path) -> Path:

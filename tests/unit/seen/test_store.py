@@ -67,7 +67,7 @@ def test_a_hopeless_filter_loses_no_key(tmp_path: Path) -> None:
             new += 1
             store.add(key)
     assert new == 10_000
-    assert store.false_positives > 5000
+    assert store.tier.false_positives > 5000
     assert all(key in store for key in keys(10_000))
     store.close()
 
