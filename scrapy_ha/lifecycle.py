@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from scrapy import Request
 
@@ -41,27 +42,34 @@ class _InProgress(set[Request]):
         self._left(request)
 
 
-class Lifecycle:
-    """Watches the engine of *crawler*. Make one while the scheduler is being opened.
+class Watch:
+    """What happens to the requests of one crawl, between engine, scheduler and scraper.
 
-    Args:
-        ended: Called with each request, scheduled or not, when the engine is done with it.
-        began: Called with a request when its callback or errback is about to run.
-
-    Neither may raise.
+    Whoever wants to know puts a function into one of the lists. None of them may raise.
     """
 
-    def __init__(
-        self,
-        crawler: Crawler,
-        ended: Callable[[Request], None],
-        began: Callable[[Request], None] = lambda request: None,
-    ) -> None:
-        engine: Any = crawler.engine
-        self._engine = engine
-        slot = engine._slot
-        slot.inprogress = _InProgress(slot.inprogress, ended)
-        _follow_pages(engine.scraper, began)
+    def __init__(self, crawler: Crawler) -> None:
+        self.began: list[Callable[[Request], None]] = []
+        """Called with a request when its callback or errback is about to run."""
+        self.ended: list[Callable[[Request], None]] = []
+        """Called with each request, scheduled or not, when the engine is done with it."""
+        self.offered: list[Callable[[Request], bool]] = []
+        """Called with each request that the scheduler is about to get. False: it does not get it."""
+        self.enqueued: list[Callable[[Request, bool], None]] = []
+        """Called after that, with whether the scheduler took it."""
+        self.admitted: list[Callable[[Request], bool]] = []
+        """Called with each request that the scheduler hands out. False: the engine does not get it, and
+        the scheduler is asked for another one."""
+        self.closing: list[Callable[[], None]] = []
+        """Called when no request is in progress any more and the scheduler is about to be closed, while
+        it still takes requests."""
+        self.closed: list[Callable[[str], None]] = []
+        """Called after those, with the reason."""
+        self._engine: Any = crawler.engine
+        slot = self._engine._slot
+        slot.inprogress = _InProgress(slot.inprogress, self._left)
+        _follow_pages(self._engine.scraper, self._begin)
+        self._attends = False
 
     def wrap_start(self, wrap: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]) -> None:
         """Put *wrap* around the iterator of start items and requests."""
@@ -74,41 +82,64 @@ class Lifecycle:
         if slot is not None and slot.closing is None:
             slot.nextcall.schedule()
 
+    def attend(self) -> None:
+        """Stand between the engine and a scheduler that knows nothing of this package; idempotent.
 
-def attend(crawler: Crawler, admit: Callable[[Request], bool], closing: Callable[[], None]) -> None:
-    """Stand between the engine and a scheduler that knows nothing of this package.
+        Call this when the scheduler is open. The lists from :attr:`offered` on are for this alone.
+        """
+        if self._attends:
+            return
+        self._attends = True
+        scheduler = self._engine._slot.scheduler
+        hand_out: Callable[[], Request | None] = scheduler.next_request
+        take: Callable[[Request], bool] = scheduler.enqueue_request
+        close: Callable[[str], Any] = getattr(scheduler, "close", lambda reason: None)
 
-    :data:`current_page` is kept as :class:`Lifecycle` keeps it. Call this once, when the scheduler
-    is open; not together with a :class:`Lifecycle`.
+        def next_request() -> Request | None:
+            # The engine may call from the context of a page; what it starts now is no part of that.
+            current_page.set(None)
+            while (request := hand_out()) is not None:
+                if all([admits(request) for admits in self.admitted]):
+                    return request
+            return None
 
-    Args:
-        admit: Called with each request that the scheduler hands out. False: the engine does not
-            get it, and the scheduler is asked for another one.
-        closing: Called when no request is in progress any more and the scheduler is about to be
-            closed, while it still takes requests.
+        def enqueue_request(request: Request) -> bool:
+            if not all([takes(request) for takes in self.offered]):
+                return False
+            taken = take(request)
+            for know in self.enqueued:
+                know(request, taken)
+            return taken
 
-    Neither may raise.
-    """
-    engine: Any = crawler.engine
-    scheduler = engine._slot.scheduler
-    hand_out: Callable[[], Request | None] = scheduler.next_request
-    close: Callable[[str], Any] = getattr(scheduler, "close", lambda reason: None)
+        def close_scheduler(reason: str) -> Any:
+            for know in self.closing:
+                know()
+            for know_reason in self.closed:
+                know_reason(reason)
+            return close(reason)
 
-    def next_request() -> Request | None:
-        # The engine may call from the context of a page; what it starts now is no part of that.
-        current_page.set(None)
-        while (request := hand_out()) is not None:
-            if admit(request):
-                return request
-        return None
+        scheduler.next_request = next_request
+        scheduler.enqueue_request = enqueue_request
+        scheduler.close = close_scheduler
 
-    def close_scheduler(reason: str) -> Any:
-        closing()
-        return close(reason)
+    def _begin(self, request: Request) -> None:
+        for know in self.began:
+            know(request)
 
-    scheduler.next_request = next_request
-    scheduler.close = close_scheduler
-    _follow_pages(engine.scraper)
+    def _left(self, request: Request) -> None:
+        for know in self.ended:
+            know(request)
+
+
+_watches: WeakKeyDictionary[Crawler, Watch] = WeakKeyDictionary()
+
+
+def watch(crawler: Crawler) -> Watch:
+    """The :class:`Watch` of *crawler*, made on first use: when the scheduler is being opened, or later."""
+    found = _watches.get(crawler)
+    if found is None:
+        found = _watches[crawler] = Watch(crawler)
+    return found
 
 
 def enqueue(crawler: Crawler, request: Request) -> bool:

@@ -14,7 +14,7 @@ from scrapy import Request, signals
 from scrapy.exceptions import DontCloseSpider, IgnoreRequest
 
 from scrapy_ha import stats as names
-from scrapy_ha.lifecycle import attend, enqueue, is_closing
+from scrapy_ha.lifecycle import enqueue, is_closing, watch
 from scrapy_ha.loop import Timer, call_later
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.state import State, get_state, is_retry_of, set_state, start_clean
@@ -119,7 +119,10 @@ class Timers:
 
     def _opened(self) -> None:
         if not self._run.tracking:
-            attend(self._crawler, self._admit, self._hand_over)
+            watching = watch(self._crawler)
+            watching.admitted.append(self._admit)
+            watching.closing.append(self._hand_over)
+            watching.attend()
             self._attends = True
 
     def _scheduled(self, request: Request, spider: Spider) -> None:

@@ -15,7 +15,7 @@ from scrapy.utils.misc import load_object
 from scrapy_ha import settings as declared
 from scrapy_ha.deadletter import BAD_RECORD, CALLBACK, REASON_LIMIT, DeadLetter
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
-from scrapy_ha.lifecycle import Lifecycle
+from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.scheduler.commit import Commit, Commits
@@ -139,7 +139,9 @@ class HAScheduler(BaseScheduler):
         self._spider_name = spider.name
         self._downloader: Any = self.crawler.engine.downloader
         self._slot_of = SlotNames(self._downloader).of
-        self._lifecycle = Lifecycle(self.crawler, self._ended, self._began)
+        self._lifecycle = watch(self.crawler)
+        self._lifecycle.ended.append(self._ended)
+        self._lifecycle.began.append(self._began)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
         self._run.tracks = lambda page: page in self._pages or page is self._seeds.request
         self._run.bury = self._bury

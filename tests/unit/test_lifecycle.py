@@ -13,14 +13,15 @@ import scrapy
 from scrapy.core.scheduler import Scheduler
 from scrapy.crawler import CrawlerProcess
 from scrapy.exceptions import IgnoreRequest
-from scrapy_ha.lifecycle import Lifecycle, is_closing
+from scrapy_ha.lifecycle import is_closing, watch
 from scrapy_ha.run import current_page
 
 ended, pages = [], {}
 
 class Watched(Scheduler):
     def open(self, spider):
-        self.lifecycle = Lifecycle(spider.crawler, lambda request: ended.append(request.meta["n"]))
+        self.lifecycle = watch(spider.crawler)
+        self.lifecycle.ended.append(lambda request: ended.append(request.meta["n"]))
         self.lifecycle.wrap_start(self.started)
         return super().open(spider)
 
@@ -82,7 +83,7 @@ import scrapy
 from scrapy import signals
 from scrapy.crawler import CrawlerProcess
 from scrapy.exceptions import IgnoreRequest
-from scrapy_ha.lifecycle import attend, enqueue
+from scrapy_ha.lifecycle import enqueue, watch
 from scrapy_ha.run import current_page
 
 late, scheduled = [], {}
@@ -97,7 +98,12 @@ class Extension:
         return self
 
     def opened(self):
-        attend(self.crawler, self.admit, self.closing)
+        watching = watch(self.crawler)
+        assert watch(self.crawler) is watching
+        watching.admitted.append(self.admit)
+        watching.closing.append(self.closing)
+        watching.attend()
+        watching.attend()
 
     def scheduled(self, request):
         page = current_page.get()
