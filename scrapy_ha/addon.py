@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
+DUPEFILTER = "scrapy_ha.dupefilter.BloomDupeFilter"
 RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
 DECOMPRESSION = "scrapy_ha.retry.decompression.RetryingHttpCompressionMiddleware"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
@@ -62,6 +63,7 @@ class Addon:
         self._run.settings_checked = True
         parts = [
             self._scheduler(settings),
+            self._dupefilter(settings),
             self._retry(settings),
             self._feeds(settings),
             self._pipeline(settings),
@@ -120,6 +122,17 @@ class Addon:
         except HAError as error:
             logger.error("%s", error)
             raise
+
+    def _dupefilter(self, settings: BaseSettings) -> str:
+        if not declared.read(settings, "HA_DUPEFILTER_ENABLED"):
+            return "duplicate filter off"
+        if settings.getpriority("DUPEFILTER_CLASS"):
+            kept = load_object(settings["DUPEFILTER_CLASS"])
+            if kept is not load_object(DUPEFILTER):
+                return f"duplicate filter off (yours: {kept.__name__})"
+        else:
+            settings.set("DUPEFILTER_CLASS", DUPEFILTER, "addon")
+        return "duplicate filter on"
 
     def _retry(self, settings: BaseSettings) -> str:
         if not declared.read(settings, "HA_RETRY_ENABLED") or not settings.getbool("RETRY_ENABLED"):

@@ -7,7 +7,7 @@ nearly all of it spent on bringing the URL into canonical form, which most URLs 
 from __future__ import annotations
 
 import re
-from hashlib import sha1
+from hashlib import blake2b, sha1
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -17,6 +17,10 @@ from scrapy.utils.request import RequestFingerprinter
 if TYPE_CHECKING:
     from scrapy.utils.request import RequestFingerprinterProtocol
 
+KEY = "ha_seen_key"
+"""Key of ``Request.meta``: text or bytes that the request is known by, in place of its fingerprint."""
+SEEN = "ha_seen"
+"""Key of ``Request.meta``: ``False`` keeps the request from being filtered, and from being remembered."""
 URL_LIMIT = 2048
 """Characters; a longer URL is not kept in the cache."""
 
@@ -72,6 +76,23 @@ class Fingerprints:
         self._half = max(1, size // 2)
         self._young: dict[str, bytes] = {}
         self._old: dict[str, bytes] = {}
+
+    def key_of(self, request: Request) -> bytes | None:
+        """What *request* is known by to a duplicate filter; ``None``: it is not to be filtered."""
+        if request.dont_filter:
+            return None
+        meta = request.meta
+        if KEY not in meta and SEEN not in meta:
+            return self.get(request)
+        if meta.get(SEEN) is False:
+            return None
+        key = meta.get(KEY)
+        if not isinstance(key, (str, bytes)) or not key:
+            return self.get(request)
+        if isinstance(key, str):
+            key = key.encode("utf-8", "surrogatepass")
+        # As long as a fingerprint, and apart from all of them.
+        return blake2b(key, digest_size=20, person=b"ha_seen_key").digest()
 
     def get(self, request: Request) -> bytes:
         """The fingerprint of *request*. Raises what the fingerprinter raises."""

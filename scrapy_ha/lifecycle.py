@@ -65,10 +65,11 @@ class Watch:
         it still takes requests."""
         self.closed: list[Callable[[str], None]] = []
         """Called after those, with the reason."""
-        self._engine: Any = crawler.engine
-        slot = self._engine._slot
+        engine: Any = crawler.engine
+        self._engine = engine
+        slot = engine._slot
         slot.inprogress = _InProgress(slot.inprogress, self._left)
-        _follow_pages(self._engine.scraper, self._begin)
+        _follow_pages(engine.scraper, self._begin)
         self._attends = False
 
     def wrap_start(self, wrap: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]) -> None:
@@ -99,12 +100,12 @@ class Watch:
             # The engine may call from the context of a page; what it starts now is no part of that.
             current_page.set(None)
             while (request := hand_out()) is not None:
-                if all([admits(request) for admits in self.admitted]):
+                if all(admits(request) for admits in self.admitted):
                     return request
             return None
 
         def enqueue_request(request: Request) -> bool:
-            if not all([takes(request) for takes in self.offered]):
+            if not all(takes(request) for takes in self.offered):
                 return False
             taken = take(request)
             for know in self.enqueued:

@@ -142,6 +142,7 @@ def _declare() -> Mapping[str, Setting]:
     frontier, frontiers = _choice("auto", "leveldb")
     fsync, fsyncs = _choice("always", "interval", "never")
     order, orders = _choice("fifo", "lifo")
+    bloom, blooms = _choice("auto", "pybloom", "rbloom")
     excess, excesses = _choice("park", "give_up")
     declared = (
         Setting(
@@ -226,6 +227,63 @@ def _declare() -> Mapping[str, Setting]:
             "fifo",
             orders,
             "Order within one slot and priority; Scrapy's own default is ``lifo``.",
+        ),
+        Setting(
+            "HA_DUPEFILTER_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether the add-on puts in :class:`scrapy_ha.dupefilter.BloomDupeFilter`, in place of Scrapy's "
+            "own duplicate filter.",
+        ),
+        Setting(
+            "HA_SEEN_CAPACITY",
+            _integer,
+            10_000_000,
+            "a whole number, at least 1",
+            "How many URLs the Bloom filter is made for: 1.35 bytes each at the default error rate, from the "
+            "start. When more come it grows by itself.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_SEEN_ERROR_RATE",
+            _number,
+            0.01,
+            "a number above 0 and below 1",
+            "Share of the new URLs for which the Bloom filter may have to ask the exact store. It never "
+            "decides by itself that a URL was seen.",
+            lambda v: 0 < v < 1,
+        ),
+        Setting(
+            "HA_SEEN_BLOOM",
+            bloom,
+            "auto",
+            blooms,
+            "The library that the Bloom filter comes from. ``auto``: rbloom where it is installed "
+            "(``pip install scrapy-ha[rbloom]``), else pybloom-live.",
+        ),
+        Setting(
+            "HA_SEEN_TTL",
+            _optional(_number),
+            None,
+            "a number of seconds above 0, or None",
+            "How long a URL counts as seen, in seconds. None: as long as the crawl is remembered.",
+            lambda v: v is None or v > 0,
+        ),
+        Setting(
+            "HA_SEEN_KEEP",
+            _boolean,
+            False,
+            boolean,
+            "URLs of a complete crawl count as seen in the next one too, until :setting:`HA_SEEN_TTL` is "
+            "over; those that were given up do not. False: each complete crawl is followed by a fresh one.",
+        ),
+        Setting(
+            "HA_SEEN_RESET",
+            _boolean,
+            False,
+            boolean,
+            "Forget at the start which URLs were seen. What waits is fetched all the same.",
         ),
         Setting(
             "HA_SEED_ONCE",

@@ -46,6 +46,8 @@ class State(TypedDict, total=False):
     last_failure: float
     errors: list[list[Any]]
     """The last few failures, each ``[failure class, reason, time]``, the latest at the end."""
+    seen: bytes
+    """What the duplicate filter knows it by, until it is done (with other schedulers than ours)."""
     parent: str
     """URL of the page that it was found on, unless its ``Referer`` says so (scheduler)."""
     gave_up: GaveUp

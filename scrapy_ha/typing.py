@@ -205,6 +205,8 @@ class Opened:
     """Requests that had been in flight too often and are dead."""
     poison: list[Dead] = field(default_factory=list, compare=False)
     """Those, as they were set aside."""
+    former_identity: str | None = None
+    """What had made the keys, where the store was told that it is another one now."""
     marks: dict[str, bytes] = field(default_factory=dict)
     """What this worker stored with :meth:`Frontier.settle`, by name."""
 

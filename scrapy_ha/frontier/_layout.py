@@ -16,6 +16,7 @@ key    rest of the key                                      value
 ``k``  name                                                 a mark
 ``m``                                                       the state record, :class:`State`
 ``t``                                                       token of the Bloom filter's file
+``i``                                                       what makes the keys
 =====  ==================================================  ===================================
 
 A lease does not move a request: the ``q`` entry stays where it is until the request is settled,
@@ -45,7 +46,7 @@ _U64 = struct.Struct(">Q")
 _LEASE = struct.Struct(">IH??")
 _U64U64 = struct.Struct(">QQ")
 _U32U64 = struct.Struct(">IQ")
-_STATE = struct.Struct(">QQI???QQQd")
+_STATE = struct.Struct(">QQII???QQQd")
 _FAMILY = struct.Struct(">QII")
 _MASK = 2**64 - 1
 _TOP = 2**63
@@ -54,6 +55,7 @@ RANK_BYTES = 16
 """Length of the end of a ``q`` key, behind the slot."""
 STATE_KEY = b"m"
 TOKEN_KEY = b"t"
+IDENTITY_KEY = b"i"
 
 
 @dataclass(slots=True)
@@ -64,7 +66,9 @@ class State:
     opens: int = 0
     """How often the store was opened: the upper part of every fencing token."""
     generation: int = 0
-    """Grows when a crawl starts afresh; what was seen in earlier generations does not count."""
+    """Grows when a crawl starts afresh."""
+    seen_generation: int = 0
+    """Grows when what was seen is forgotten; keys of earlier generations do not count."""
     started: bool = False
     """Anything was stored in this generation."""
     finished: bool = False
@@ -85,12 +89,13 @@ class State:
         return cls(*_STATE.unpack(data))
 
 
-def astuple_fast(state: State) -> tuple[int, int, int, bool, bool, bool, int, int, int, float]:
+def astuple_fast(state: State) -> tuple[int, int, int, int, bool, bool, bool, int, int, int, float]:
     """Like ``dataclasses.astuple``, which copies deeply and is 20 times slower."""
     return (
         state.next_id,
         state.opens,
         state.generation,
+        state.seen_generation,
         state.started,
         state.finished,
         state.seeded,

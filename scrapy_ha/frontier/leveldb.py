@@ -85,6 +85,8 @@ class LevelDBFrontier:
         dead_seconds: How long they are kept; ``None``: for ever.
         seen_tier: A Bloom filter that tells keys that are certainly new; it is opened and closed here.
         seen_seconds: After which a key counts as new again; ``None``: never.
+        reset_seen: Forget on opening what was seen; requests that wait stay.
+        identity: What makes the keys, kept with the data; "" says nothing of it.
         keep_seen: What was seen in a crawl that is complete counts in the next one too.
         begin: Whether opening begins a fresh crawl when the last one is complete. An operator's command
             does not: what it replays is then all that is left to do of the last one.
@@ -103,6 +105,8 @@ class LevelDBFrontier:
         seen_tier: BloomTier | None = None,
         seen_seconds: float | None = None,
         keep_seen: bool = False,
+        reset_seen: bool = False,
+        identity: str = "",
         begin: bool = True,
     ) -> None:
         self._db = Database(path, layout.KIND, crawl)
@@ -114,6 +118,8 @@ class LevelDBFrontier:
         self._dead_seconds = dead_seconds
         self._seen = Seen(self._db, seen_tier, seen_seconds)
         self._keep_seen = keep_seen
+        self._reset_seen = reset_seen
+        self._identity = identity
         self._begin = begin
         self._state = layout.State()
         self._leases: dict[int, _Held] = {}
@@ -170,8 +176,8 @@ class LevelDBFrontier:
         if state.finished and self._begin:
             state.finished = False
             if not (state.queued or state.delayed):  # else something was offered or replayed since
-                if not self._keep_seen:
-                    state.generation += 1
+                state.generation += 1
+                state.seen_generation += not self._keep_seen
                 state.started = state.seeded = False
                 for key in self._db.iterator(prefix=b"k", include_value=False):
                     batch.delete(key)
@@ -191,14 +197,20 @@ class LevelDBFrontier:
                     continue
                 reclaimed += 1
             self._delivered[layout.id_of(known.queue_key)] = known
-        self._seen.open(state.generation, batch)
+        state.seen_generation += self._reset_seen
+        former = self._db.get(layout.IDENTITY_KEY)
+        if self._identity:
+            batch.put(layout.IDENTITY_KEY, self._identity.encode())
+        self._seen.open(state.seen_generation, batch)
         self._write(batch)
         self._earliest = self._first_due(b"d")
         self._children.load(state.generation)
         marks = {
             key[1:].decode("utf-8", "surrogatepass"): value for key, value in self._db.iterator(prefix=b"k")
         }
-        return Opened(resumed, state.seeded, reclaimed, len(poison), poison, marks)
+        changed = former is not None and self._identity and former != self._identity.encode()
+        identity = former.decode(errors="replace") if changed and former else None
+        return Opened(resumed, state.seeded, reclaimed, len(poison), poison, identity, marks)
 
     async def close(self) -> None:
         if not self._db.is_open:
@@ -536,7 +548,7 @@ class LevelDBFrontier:
         """Remove some of what is no longer needed: what earlier crawls had seen, identities of seeds."""
         state = self._state
         ranges = [
-            (b"s", layout.seen_prefix(state.generation)),
+            (b"s", layout.seen_prefix(state.seen_generation)),
             (b"c", layout.children_of_generation(state.generation)),
         ]
         if state.seeded:

@@ -164,7 +164,7 @@ class MemoryFrontier:
         # The start requests are produced anew each time, like the children of a page.
         self._deliveries = {SEED: _Delivery(store.next_token())}
         marks = store.marks.get(self._worker, {})
-        return Opened(resumed, store.seeded, len(mine) - len(poison), len(poison), poison, dict(marks))
+        return Opened(resumed, store.seeded, len(mine) - len(poison), len(poison), poison, marks=dict(marks))
 
     async def finish(self) -> None:
         # A worker that is late must not end the crawl that came after its own.

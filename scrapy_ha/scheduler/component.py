@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
 from scrapy_ha.deadletter import BAD_RECORD, CALLBACK, REASON_LIMIT, DeadLetter
+from scrapy_ha.duplicates import warn_of_identity
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
 from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
@@ -49,10 +51,13 @@ FRONTIERS = {
 """Class of the frontier by ``HA_FRONTIER``; its client library is imported only when it is used."""
 FLUSH_EVERY = 16
 """Pages after which counts go to the stats."""
+REPORT_EVERY = 1024
+"""Pages after which the stats show how the Bloom filter does."""
 STALLED_AFTER = 4.0
 """Seconds without the end of a page; the engine asks for requests at least every 5 s."""
 HOLD_LIMIT = 1000
 """Requests in memory that one page waits for, over all generations. It bounds what is held."""
+DEAD_AT_ONCE = 1000
 DAY = 86400.0
 
 
@@ -119,14 +124,20 @@ class HAScheduler(BaseScheduler):
     def open(self, spider: Spider) -> None:
         settings = self.crawler.settings
         directory = declared.directory(settings, spider.name)
+        path = Path(directory) / "frontier"
         try:
             frontier = load_object(FRONTIERS[declared.read(settings, "HA_FRONTIER")])(
-                Path(directory) / "frontier",
+                path,
                 max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
                 order=declared.read(settings, "HA_QUEUE_ORDER"),
                 crawl=declared.namespace(settings, spider.name),
                 dead_limit=declared.read(settings, "HA_DLQ_LIMIT") or None,
                 dead_seconds=declared.read(settings, "HA_DLQ_DAYS") * DAY or None,
+                seen_tier=self._duplicates.lend(path),
+                seen_seconds=declared.read(settings, "HA_SEEN_TTL"),
+                keep_seen=declared.read(settings, "HA_SEEN_KEEP"),
+                reset_seen=declared.read(settings, "HA_SEEN_RESET"),
+                identity=self._duplicates.fingerprints.identity,
             )
             opened = completed(frontier.open())
         except HAError as error:
@@ -166,7 +177,23 @@ class HAScheduler(BaseScheduler):
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
         if declared.read(settings, "HA_DLQ_CALLBACK_ERRORS"):
             self.crawler.signals.connect(self._callback_raised, signals.spider_error)
+        warn_of_identity(opened.former_identity, self._duplicates.fingerprints.identity)
+        if not opened.resumed and declared.read(settings, "HA_SEEN_KEEP"):
+            self._forget_dead()
         self._report(opened, directory)
+
+    def _forget_dead(self) -> None:
+        """Have the requests that were given up in earlier crawls new in this one."""
+        after = 0
+        while page := completed(self._frontier.dead(DEAD_AT_ONCE, after)):
+            after = page[-1].id
+            keys = []
+            for dead in page:
+                with contextlib.suppress(BadRecord):
+                    key = self._duplicates.key_of(self._codec.decode(dead.payload))
+                    if key is not None:
+                        keys.append(key)
+            completed(self._frontier.forget(keys))
 
     def _report(self, opened: Opened, directory: Path) -> None:
         counts = completed(self._frontier.counts())
@@ -529,6 +556,8 @@ class HAScheduler(BaseScheduler):
         self._ends += 1
         if not self._pages or not self._ends % FLUSH_EVERY:
             self._tally.flush()
+        if not self._ends % REPORT_EVERY:
+            self._duplicates.report()
         if page.loading:
             self._loads.vacate(page.slot)
         self._by_id.pop(page.id, None)

@@ -42,6 +42,8 @@ class Opened:
     """Keys of the present generation, as far as the filter tells."""
     fresh: bool
     """Nothing was kept here before."""
+    finished: bool
+    """The last owner said that nothing was left to do."""
     former_identity: str | None
     """What had made the keys, if that is another one now."""
     rebuilt: bool
@@ -80,11 +82,13 @@ class SeenStore:
         self.tier = BloomTier(
             path / "bloom", capacity=capacity, error_rate=error_rate, kind=kind, on_filling=on_filling
         )
+        self.path = path
         self._db = Database(path, KIND, crawl)
         self._identity = identity
         self._ttl = ttl
         self._clock: Clock = clock or SystemClock()
         self._generation = 1
+        self._finished = False
         self._prefix = b""
         self._met = KeyCache()
 
@@ -93,12 +97,13 @@ class SeenStore:
         self._db.open()
         try:
             stored = self._db.get(STATE_KEY)
-            token, former = "", None
+            token, former, finished = "", None, False
             if stored is not None:
                 try:
                     state = json.loads(stored)
                     self._generation = int(state["generation"])
                     token, former = str(state["token"]), str(state["identity"])
+                    finished = bool(state["finished"])
                 except (ValueError, KeyError, TypeError, RecursionError):
                     raise self._db.damaged("its state record is unreadable") from None
             self._prefix = self._prefix_of(self._generation)
@@ -109,7 +114,9 @@ class SeenStore:
             self._db.close()
             raise
         changed = former is not None and former != self._identity
-        return Opened(self.tier.bloom.count, stored is None, former if changed else None, self.tier.rebuilt)
+        return Opened(
+            self.tier.bloom.count, stored is None, finished, former if changed else None, self.tier.rebuilt
+        )
 
     def close(self) -> None:
         """Idempotent."""
@@ -177,6 +184,11 @@ class SeenStore:
         self._write_state(token)
         self.tier.clear(token)
 
+    def finish(self) -> None:
+        """Note that nothing is left to do, for whoever opens this next."""
+        self._finished = True
+        self._write_state(self._token)
+
     def keys(self) -> Iterator[bytes]:
         """Of this generation, outdated ones too, in no order."""
         start = len(self._prefix)
@@ -200,7 +212,13 @@ class SeenStore:
         return _U32.pack(int(self._clock.time()) & 0xFFFFFFFF)
 
     def _write_state(self, token: str) -> None:
-        state = {"generation": self._generation, "token": token, "identity": self._identity}
+        self._token = token
+        state = {
+            "generation": self._generation,
+            "token": token,
+            "identity": self._identity,
+            "finished": self._finished,
+        }
         batch = self._db.batch()
         batch.put(STATE_KEY, json.dumps(state).encode())
         self._db.write(batch)

@@ -27,6 +27,7 @@ PLAIN = {
 
 ROOT = {
     "_values": set[str](),
+    "duplicates": {"stats"},
     "fingerprint": set[str](),
     "lifecycle": {"run"},
     "loop": set[str](),
@@ -43,6 +44,7 @@ BASES: dict[str, set[str]] = {"leveldb": set(), "seen": {"leveldb"}}
 """Folders of engines that features build on, with those of them that they lean on."""
 
 COMPONENTS = {
+    "dupefilter.component",
     "feeds.exporter",
     "feeds.formats",
     "feeds.snapshot",
