@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from scrapy.utils.misc import load_object
 from scrapy.utils.project import inside_project
@@ -39,11 +39,15 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} -h)\n")
 
 
-def add_crawl(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments that name a crawl, see :func:`crawl_directory`."""
-    parser.add_argument(
-        "spider", metavar="SPIDER", nargs="?", help="inside a project; may be left out if it has only one"
-    )
+def add_crawl(parser: argparse.ArgumentParser, spider: str = "spider") -> None:
+    """Declare the arguments that name a crawl, see :func:`crawl_directory`.
+
+    Args:
+        spider: What names the spider: the argument of this name or, with dashes, that option.
+    """
+    may: dict[str, Any] = {} if spider.startswith("-") else {"nargs": "?"}
+    text = "inside a project; may be left out if it has only one"
+    parser.add_argument(spider, metavar="SPIDER", help=text, **may)
     parser.add_argument(
         "--dir", metavar="DIR", type=Path, help="the directory of the crawl (HA_DIR, JOBDIR), in its place"
     )

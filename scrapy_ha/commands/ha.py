@@ -21,6 +21,7 @@ SUBCOMMANDS = {
         "scrapy_ha.commands.explain.ExplainCommand",
         "which failures are retried, when, and how often",
     ),
+    "seen": ("scrapy_ha.commands.seen.SeenCommand", "URLs that were seen: look them up, forget them"),
     "spool": ("scrapy_ha.commands.spool.SpoolCommand", "items kept on disk: write them out"),
 }
 """Name, class and help line of each. Scrapy loads this module for every command it runs, so the

@@ -6,7 +6,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,17 @@ STATE_KEY = b"m"
 PURGE_LIMIT = 10_000
 """Outdated keys removed by one call of :meth:`SeenStore.maintain`."""
 _U32 = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The state record."""
+
+    generation: int = 1
+    token: str = ""
+    """See :mod:`scrapy_ha.seen.tier`."""
+    identity: str = ""
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,26 +107,23 @@ class SeenStore:
         """Raises what :meth:`scrapy_ha.leveldb.directory.Directory.open` raises, and ``StoreDamaged``."""
         self._db.open()
         try:
-            stored = self._db.get(STATE_KEY)
-            token, former, finished = "", None, False
-            if stored is not None:
-                try:
-                    state = json.loads(stored)
-                    self._generation = int(state["generation"])
-                    token, former = str(state["token"]), str(state["identity"])
-                    finished = bool(state["finished"])
-                except (ValueError, KeyError, TypeError, RecursionError):
-                    raise self._db.damaged("its state record is unreadable") from None
-            self._prefix = self._prefix_of(self._generation)
+            found = read_state(self._db)
+            state = found or State()
+            self._generation = state.generation
+            self._prefix = prefix_of(self._generation)
             new = _new_token()
-            self.tier.open(token, new, self.keys)
+            self.tier.open(state.token, new, self.keys)
             self._write_state(new)
         except BaseException:
             self._db.close()
             raise
-        changed = former is not None and former != self._identity
+        changed = found is not None and found.identity != self._identity
         return Opened(
-            self.tier.bloom.count, stored is None, finished, former if changed else None, self.tier.rebuilt
+            count=self.tier.bloom.count,
+            fresh=found is None,
+            finished=state.finished,
+            former_identity=state.identity if changed else None,
+            rebuilt=self.tier.rebuilt,
         )
 
     def close(self) -> None:
@@ -178,7 +186,7 @@ class SeenStore:
     def begin_generation(self) -> None:
         """Forget everything."""
         self._generation += 1
-        self._prefix = self._prefix_of(self._generation)
+        self._prefix = prefix_of(self._generation)
         self._met = KeyCache()
         token = _new_token()
         self._write_state(token)
@@ -213,19 +221,60 @@ class SeenStore:
 
     def _write_state(self, token: str) -> None:
         self._token = token
-        state = {
-            "generation": self._generation,
-            "token": token,
-            "identity": self._identity,
-            "finished": self._finished,
-        }
         batch = self._db.batch()
-        batch.put(STATE_KEY, json.dumps(state).encode())
+        state = State(self._generation, token, self._identity, self._finished)
+        batch.put(STATE_KEY, json.dumps(asdict(state)).encode())
         self._db.write(batch)
 
-    @staticmethod
-    def _prefix_of(generation: int) -> bytes:
-        return b"s" + _U32.pack(generation & 0xFFFFFFFF)
+
+def read_state(db: Database) -> State | None:
+    """The state of the store in *db*; ``None``: it has none yet.
+
+    Raises:
+        StoreDamaged: Its record is unreadable.
+    """
+    stored = db.get(STATE_KEY)
+    if stored is None:
+        return None
+    try:
+        state = json.loads(stored)
+        return State(
+            int(state["generation"]), str(state["token"]), str(state["identity"]), bool(state["finished"])
+        )
+    except (ValueError, KeyError, TypeError, RecursionError, OverflowError):
+        raise db.damaged("its state record is unreadable") from None
+
+
+def forget_in(path: Path, key: bytes | None) -> bool:
+    """Have *key* new again in the store at *path*, which nobody has open, or all keys with ``None``.
+
+    Returns:
+        Whether it was seen.
+
+    Raises:
+        StoreLocked, StoreDamaged, StoreError: As for :meth:`SeenStore.open`.
+    """
+    db = Database(path, KIND)
+    db.open()
+    try:
+        state = read_state(db) or State()
+        batch = db.batch()
+        if key is None:
+            state = replace(state, generation=state.generation + 1, token=_new_token())
+            batch.put(STATE_KEY, json.dumps(asdict(state)).encode())
+            known = True
+        else:
+            known = db.get(prefix_of(state.generation) + key) is not None
+            batch.delete(prefix_of(state.generation) + key)
+        db.write(batch)
+        return known
+    finally:
+        db.close()
+
+
+def prefix_of(generation: int) -> bytes:
+    """What the keys of *generation* start with."""
+    return b"s" + _U32.pack(generation & 0xFFFFFFFF)
 
 
 def _new_token() -> str:

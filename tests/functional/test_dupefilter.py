@@ -171,7 +171,9 @@ def test_keys_of_a_request(start_site: StartSite, make_crawl: MakeCrawl, under: 
     run = crawl.run()
     # Which of the two sessions is scheduled first is up to the scheduler.
     fetched = Counter(note.partition("?")[0] for note in crawl.notes().elements())
-    assert fetched == Counter({"1": 1, "2": 3, "3": 1}), run.log
+    # scrapy-redis's queue holds two requests that are equal only once.
+    twos = 2 if "SCHEDULER_QUEUE_KEY" in under else 3
+    assert fetched == Counter({"1": 1, "2": twos, "3": 1}), run.log
     assert run.stats["dupefilter/filtered"] == 2
 
 
