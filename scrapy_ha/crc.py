@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from google_crc32c import extend, value
+from collections.abc import Callable
 
-__all__ = ["crc32c", "extend"]
+import google_crc32c
 
-crc32c = value
-"""``crc32c(data) -> int``. ``extend(crc, more)`` is that of what *crc* was made of with *more* behind it."""
+crc32c: Callable[[bytes], int] = google_crc32c.value
+"""Of some bytes."""
+extend: Callable[[int, bytes], int] = google_crc32c.extend
+"""``extend(crc, more)`` is that of what *crc* was made of with *more* behind it."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from scrapy_ha.errors import StoreError, StoreFull
-from scrapy_ha.pipelines import _files
 from scrapy_ha.pipelines.jsonlines import to_json, to_line
+from scrapy_ha.segments import files
 
 ITEM_LIMIT = 2**16
 """Bytes of JSON that an item may take; of a larger one the beginning is kept, as text."""
@@ -33,7 +33,7 @@ class ItemDeadLetters:
         try:
             self._append(line)
         except OSError as error:
-            kind = StoreFull if error.errno in _files.FULL else StoreError
+            kind = StoreFull if error.errno in files.FULL else StoreError
             raise kind(f"{self.path} cannot be written: {error.strerror}") from error
         self._unsynced = True
 
@@ -46,13 +46,13 @@ class ItemDeadLetters:
         if self._unsynced:
             self._unsynced = False
             try:
-                _files.fsync(self.path)
+                files.fsync(self.path)
             except OSError as error:
                 self._unsynced = True
                 raise StoreError(f"{self.path} cannot be fsynced: {error}") from error
 
     def _append(self, line: bytes) -> None:
-        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | _files.BINARY, 0o666)
+        handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | files.BINARY, 0o666)
         try:
             size = os.fstat(handle).st_size
             if size:
@@ -60,7 +60,7 @@ class ItemDeadLetters:
                 if os.read(handle, 1) != b"\n":  # the line before was cut by a kill
                     line = b"\n" + line
             try:
-                _files.write(handle, line)
+                files.write(handle, line)
             except OSError as error:
                 if error.errno != errno.EIO:
                     os.ftruncate(handle, size)

@@ -16,10 +16,9 @@ from scrapy_ha import settings as declared
 from scrapy_ha import stats
 from scrapy_ha.errors import HAError, SettingError, StoreError, StoreFull, Unserializable
 from scrapy_ha.loop import Ticker, close_spider, in_thread, spawn
-from scrapy_ha.pipelines._files import DEAD_LETTERS
 from scrapy_ha.pipelines.deadletters import ItemDeadLetters
 from scrapy_ha.pipelines.document import KeySpec, canonical, identify, to_document
-from scrapy_ha.pipelines.spool import Spool
+from scrapy_ha.pipelines.spool import DEAD_LETTERS, Spool
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.serialize import encode_value
 

@@ -8,9 +8,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from scrapy_ha.errors import StoreError
-from scrapy_ha.pipelines import _segment
-from scrapy_ha.pipelines._files import list_segments, newer
-from scrapy_ha.pipelines._segment import Gap
+from scrapy_ha.pipelines.spool import FORMAT, newer
+from scrapy_ha.segments.files import list_segments
+from scrapy_ha.segments.format import Gap, NewerVersion, scan
 
 _DAMAGES_LISTED = 100
 _FILTER_MIN = 2**16
@@ -56,7 +56,7 @@ class SpoolReader:
         self.path = path
         self.findings = Findings()
         try:
-            segments = list_segments(path)
+            segments = list_segments(path, FORMAT.suffix)
             self._segments = [(segment, segment.stat().st_size) for segment in segments]
         except FileNotFoundError:
             raise StoreError(f"There is no spool in {path}") from None
@@ -72,7 +72,7 @@ class SpoolReader:
             last = segment is self._segments[-1][0]
             try:
                 with segment.open("rb", buffering=2**20) as file:
-                    for found in _segment.scan(file, size):
+                    for found in scan(file, size, FORMAT):
                         if not isinstance(found, Gap):
                             findings.records += 1
                             yield Record(found.key, found.payload)
@@ -82,7 +82,7 @@ class SpoolReader:
                             findings.damaged_bytes += found.end - found.start
                             if len(findings.damages) < _DAMAGES_LISTED:
                                 findings.damages.append(f"{segment.name}, bytes {found.start} to {found.end}")
-            except _segment.NewerVersion as error:
+            except NewerVersion as error:
                 raise newer(segment, error) from None
             except OSError as error:
                 raise StoreError(f"{segment} cannot be read: {error}") from error

@@ -134,7 +134,7 @@ def test_disk_full_closes_the_crawl_with_its_reason(
     site = start_site()
     limit = """
     import errno
-    from scrapy_ha.pipelines import _files
+    from scrapy_ha.segments import files
 
     def full(handle, data):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -142,7 +142,7 @@ def test_disk_full_closes_the_crawl_with_its_reason(
     class Limit:
         def process_item(self, item, spider=None):
             if item["part"] == 3 and item["page"] == "20" and first_time("full"):
-                _files.write = full
+                files.write = full
             return item
     """
     crawl = make_crawl(

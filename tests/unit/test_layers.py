@@ -40,7 +40,7 @@ ROOT = {
 }
 """The other root modules, with those of them that they lean on; few, and none in a circle."""
 
-BASES: dict[str, set[str]] = {"leveldb": set(), "seen": {"leveldb"}}
+BASES: dict[str, set[str]] = {"leveldb": set(), "seen": {"leveldb"}, "segments": set()}
 """Folders of engines that features build on, with those of them that they lean on."""
 
 COMPONENTS = {

@@ -18,9 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull, StoreLocked, Unserializable
-from scrapy_ha.pipelines import _files, _segment
 from scrapy_ha.pipelines.reader import SpoolReader
-from scrapy_ha.pipelines.spool import Spool
+from scrapy_ha.pipelines.spool import FORMAT, Spool
+from scrapy_ha.segments import files
+from scrapy_ha.segments import format as form
 
 FIRST = "00000001.spool"
 
@@ -60,7 +61,7 @@ def kept_aside(path: Path) -> list[str]:
 def test_records_come_back_in_order_over_segments_and_restarts(tmp_path: Path) -> None:
     fill(tmp_path, 40, segment_bytes=150)
     fill(tmp_path, 40, start=40, segment_bytes=150)
-    segments = _files.list_segments(tmp_path)
+    segments = files.list_segments(tmp_path, FORMAT.suffix)
     assert len(segments) > 10
     assert all(segment.stat().st_size <= 150 for segment in segments)
     assert content(tmp_path) == expected(*range(80))
@@ -71,7 +72,7 @@ def test_size_counts_everything(tmp_path: Path) -> None:
     with opened(tmp_path, segment_bytes=150) as spool:
         spool.append(*pair(20))
         size = spool.size
-    assert size == sum(segment.stat().st_size for segment in _files.list_segments(tmp_path))
+    assert size == sum(segment.stat().st_size for segment in files.list_segments(tmp_path, FORMAT.suffix))
 
 
 def test_what_is_not_flushed_is_not_yet_written(tmp_path: Path) -> None:
@@ -90,16 +91,16 @@ def test_a_record_larger_than_a_segment_has_its_own(tmp_path: Path) -> None:
         for size in (10, 5000, 10):
             spool.append(b"k", b"x" * size)
     assert [len(payload) for _, payload in content(tmp_path)] == [10, 5000, 10]
-    assert len(_files.list_segments(tmp_path)) == 3
+    assert len(files.list_segments(tmp_path, FORMAT.suffix)) == 3
 
 
 def test_a_record_above_the_limit_is_refused_alone(tmp_path: Path) -> None:
     with opened(tmp_path) as spool:
         spool.append(*pair(1))
         with pytest.raises(Unserializable):
-            spool.append(b"k", b"x" * (_segment.MAX_PAYLOAD + 1))
+            spool.append(b"k", b"x" * (form.MAX_PAYLOAD + 1))
         with pytest.raises(Unserializable):
-            spool.append(b"k" * (_segment.MAX_KEY + 1), b"")
+            spool.append(b"k" * (form.MAX_KEY + 1), b"")
         spool.append(*pair(2))
     assert content(tmp_path) == expected(1, 2)
 
@@ -120,7 +121,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
     fill(whole, 50)
     data = (whole / FIRST).read_bytes()
     with (whole / FIRST).open("rb") as file:
-        ends = [f.end for f in _segment.scan(file, len(data)) if isinstance(f, _segment.Frame)]
+        ends = [f.end for f in form.scan(file, len(data), FORMAT) if isinstance(f, form.Frame)]
     for cut in range(len(data)):
         path = tmp_path / str(cut)
         path.mkdir()
@@ -132,9 +133,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         recovery = spool.open()
         spool.append(*pair(99))
         spool.close()
-        torn = cut - max(
-            [0 if cut < _segment.HEADER_SIZE else _segment.HEADER_SIZE, *(e for e in ends if e <= cut)]
-        )
+        torn = cut - max([0 if cut < form.HEADER_SIZE else form.HEADER_SIZE, *(e for e in ends if e <= cut)])
         assert recovery.torn_bytes == torn == reader.findings.torn_bytes
         assert recovery.damaged_bytes == 0 == reader.findings.damaged_bytes
         assert content(path) == expected(*range(before), 99)
@@ -165,7 +164,7 @@ def test_any_flipped_bit(tmp_path: Path) -> None:
         found = content(path)
         survivors = [pair(n) for n in (0, 1, 2, 3, 99) if pair(n) in found]
         assert found == survivors
-        assert len(survivors) >= (5 if bit // 8 < _segment.HEADER_SIZE else 4)
+        assert len(survivors) >= (5 if bit // 8 < form.HEADER_SIZE else 4)
 
 
 def test_damage_in_the_middle_is_loud_and_costs_that_record_alone(
@@ -194,7 +193,7 @@ def test_damage_in_the_middle_is_loud_and_costs_that_record_alone(
 
 def test_damage_in_a_sealed_segment_is_skipped_and_reported_not_touched(tmp_path: Path) -> None:
     fill(tmp_path, 40, segment_bytes=150)
-    segment = _files.list_segments(tmp_path)[3]
+    segment = files.list_segments(tmp_path, FORMAT.suffix)[3]
     damaged = segment.read_bytes()[:-5] + b"?????"
     segment.write_bytes(damaged)
     fill(tmp_path, 1, start=40, segment_bytes=150)
@@ -245,7 +244,7 @@ def test_what_is_kept_aside_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_a_whole_frame_inside_a_payload_is_no_record(tmp_path: Path) -> None:
     """Not even when the record around it is damaged: a page cannot forge items."""
-    forged = _segment.frame(_segment.new_mark(), b"forged", b"item")
+    forged = form.frame(form.new_mark(), b"forged", b"item")
     with opened(tmp_path) as spool:
         spool.append(b"page", forged * 100)
         spool.append(b"next", b"")
@@ -257,9 +256,9 @@ def test_a_whole_frame_inside_a_payload_is_no_record(tmp_path: Path) -> None:
 @pytest.mark.timeout(20)
 def test_hostile_bytes_cost_bounded_time(tmp_path: Path) -> None:
     """A segment full of marks, each claiming to begin a large record."""
-    mark = _segment.new_mark()
+    mark = form.new_mark()
     claim = mark + b"\0\0\0\0\x01\0\xff\xff\0\0\x0f\0"
-    hostile = _segment.header(mark) + claim * 200_000
+    hostile = FORMAT.header(mark) + claim * 200_000
     (tmp_path / FIRST).write_bytes(hostile)
     assert content(tmp_path) == []
     fill(tmp_path, 1)
@@ -273,8 +272,8 @@ def test_any_bytes_can_be_opened_and_read(
 ) -> None:
     """Nothing raises, nothing is invented, and the original is kept."""
     path = tmp_path_factory.mktemp("spool")
-    mark = _segment.new_mark()
-    data = (_segment.header(mark) if headed else b"") + noise + more
+    mark = form.new_mark()
+    data = (FORMAT.header(mark) if headed else b"") + noise + more
     (path / FIRST).write_bytes(data)
     assert content(path) == []
     fill(path, 2)
@@ -290,9 +289,9 @@ def test_any_bytes_can_be_opened_and_read(
 def test_a_newer_format_is_refused_and_left_untouched(tmp_path: Path) -> None:
     """Also when an older segment has it, and the last one would need mending."""
     fill(tmp_path, 10, segment_bytes=100)
-    segment = _files.list_segments(tmp_path)[1]
-    segment.write_bytes(_segment._checked(_segment.MAGIC, 2, b"mark") + b"unknown")
-    last = _files.list_segments(tmp_path)[-1]
+    segment = files.list_segments(tmp_path, FORMAT.suffix)[1]
+    segment.write_bytes(form._checked(FORMAT.magic, 2, b"mark") + b"unknown")
+    last = files.list_segments(tmp_path, FORMAT.suffix)[-1]
     last.write_bytes(last.read_bytes() + b"torn")
     before = {name: (tmp_path / name).read_bytes() for name in os.listdir(tmp_path)}
     with pytest.raises(StoreDamaged, match="format 2"):
@@ -429,7 +428,7 @@ def test_without_space_to_keep_aside_what_is_cut_nothing_is_cut(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("scrapy_ha.pipelines._recovery.shutil.copyfileobj", full)
+        patch.setattr("scrapy_ha.segments.recovery.shutil.copyfileobj", full)
         with pytest.raises(StoreFull):
             Spool(tmp_path).open()
     assert (tmp_path / FIRST).read_bytes() == data
@@ -508,7 +507,7 @@ def test_killed_while_appending(tmp_path: Path) -> None:
         assert flushed + 1 <= found <= flushed + 2
         assert content(tmp_path) == expected(*range(found))
         start = found
-    assert len(_files.list_segments(tmp_path)) > 1
+    assert len(files.list_segments(tmp_path, FORMAT.suffix)) > 1
 
 
 def test_readers_see_whole_records_while_a_writer_appends(tmp_path: Path) -> None:
@@ -572,7 +571,7 @@ def test_fsync_covers_every_file_written_since_the_last(
             raise OSError(errno.EIO, "Input/output error")
         synced.append(path.name)
 
-    monkeypatch.setattr(_files, "fsync", fsync)
+    monkeypatch.setattr(files, "fsync", fsync)
     with opened(tmp_path / "spool", segment_bytes=60) as spool:
         for n in range(5):
             spool.append(*pair(n))
@@ -581,7 +580,7 @@ def test_fsync_covers_every_file_written_since_the_last(
             spool.fsync()
         refuse = False
         spool.fsync()
-        names = [segment.name for segment in _files.list_segments(tmp_path / "spool")]
+        names = [segment.name for segment in files.list_segments(tmp_path / "spool", FORMAT.suffix)]
         assert len(names) > 2
         assert sorted(synced) == sorted([tmp_path.name, "spool", *names])
         synced.clear()

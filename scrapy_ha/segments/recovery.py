@@ -1,16 +1,15 @@
-"""Putting the last segment of a spool right after its writer died, or its disk did harm."""
+"""Putting a segment right after its writer died, or its disk did harm."""
 
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scrapy_ha.pipelines import _segment
-from scrapy_ha.pipelines._files import free_name, fsync
-from scrapy_ha.pipelines._segment import Frame, Gap
+from scrapy_ha.segments import files, format
+from scrapy_ha.segments.files import free_name
+from scrapy_ha.segments.format import Format, Frame, Gap
 
 logger = logging.getLogger(__name__)
 
@@ -22,13 +21,17 @@ class Recovery:
     torn_bytes: int = 0
     """Cut from its end: a record whose writing was interrupted."""
     damaged_bytes: int = 0
-    """In its midst; the whole records around them go on."""
+    """In its midst."""
     aside: list[Path] = field(default_factory=list)
     """Files that keep the bytes concerned."""
 
 
-def recover(segment: Path, recovery: Recovery) -> tuple[bytes, int] | None:
+def recover(segment: Path, form: Format, recovery: Recovery, repair: bool) -> tuple[bytes, int] | None:
     """Make *segment* fit to be appended to.
+
+    Args:
+        repair: Have the whole records behind a damaged place go on; else all that stands behind the first
+            one is taken out.
 
     Returns:
         Its mark and its size; ``None``: it holds no record and is no longer there.
@@ -38,19 +41,19 @@ def recover(segment: Path, recovery: Recovery) -> tuple[bytes, int] | None:
     """
     size = segment.stat().st_size
     with segment.open("rb", buffering=2**20) as file:
-        gaps = [found for found in _segment.scan(file, size) if isinstance(found, Gap)]
-        mark = _segment.read_mark(file)
+        gaps = [found for found in format.scan(file, size, form) if isinstance(found, Gap)]
+        mark = format.read_mark(file, form)
     if any(not gap.tail for gap in gaps):
         recovery.damaged_bytes = sum(gap.end - gap.start for gap in gaps)
         if recovery.damaged_bytes == size:
             _quarantine(segment, recovery)
             return None
-        mark, size = _repair(segment, size, recovery)
+        mark, size = _repair(segment, form, size, recovery, repair)
     elif gaps:
         _cut(segment, gaps[0].start, size, recovery)
         size = gaps[0].start
     if mark is None:  # not even the header was written
-        segment.unlink()
+        files.remove(segment)
         return None
     return mark, size
 
@@ -61,12 +64,12 @@ def _cut(segment: Path, start: int, size: int, recovery: Recovery) -> None:
         with segment.open("rb") as file, aside.open("xb") as kept:
             file.seek(start)
             shutil.copyfileobj(file, kept)
-        fsync(aside)
+        files.fsync(aside)
     except OSError:
         aside.unlink(missing_ok=True)
         raise
-    os.truncate(segment, start)
-    fsync(segment)
+    files.truncate(segment, start)
+    files.fsync(segment)
     recovery.torn_bytes = size - start
     recovery.aside.append(aside)
     logger.warning(
@@ -80,40 +83,43 @@ def _cut(segment: Path, start: int, size: int, recovery: Recovery) -> None:
 
 def _quarantine(segment: Path, recovery: Recovery) -> None:
     aside = free_name(segment, "corrupt")
-    segment.rename(aside)
+    files.replace(segment, aside)
     recovery.aside.append(aside)
     logger.error("%s is damaged: no record in it can be read. It is kept as %s", segment, aside.name)
 
 
-def _repair(segment: Path, size: int, recovery: Recovery) -> tuple[bytes, int]:
+def _repair(segment: Path, form: Format, size: int, recovery: Recovery, repair: bool) -> tuple[bytes, int]:
     """Put a segment with the whole records of *segment* in its place, in one step; its mark and size."""
     new = segment.with_name(segment.name + ".new")
     aside = free_name(segment, "corrupt")
-    mark = _segment.new_mark()
+    mark = format.new_mark()
     records = 0
     try:
         with segment.open("rb", buffering=2**20) as file, new.open("wb") as repaired:
-            repaired.write(_segment.header(mark))
-            for found in _segment.scan(file, size):
+            repaired.write(form.header(mark))
+            for found in format.scan(file, size, form):
                 if isinstance(found, Frame):
-                    repaired.write(_segment.frame(mark, found.key, found.payload))
+                    repaired.write(format.frame(mark, found.key, found.payload, found.kind))
                     records += 1
-        fsync(new)
+                elif not repair:
+                    break
+        files.fsync(new)
         shutil.copyfile(segment, aside)
-        fsync(aside)
+        files.fsync(aside)
     except OSError:
         new.unlink(missing_ok=True)
         aside.unlink(missing_ok=True)
         raise
-    new.replace(segment)
-    fsync(segment.parent)
+    files.replace(new, segment)
+    files.fsync(segment.parent)
     recovery.aside.append(aside)
     logger.error(
-        "%s is damaged: %d bytes in it are not whole records. The %d whole records go on; the file as it was "
-        "found is kept as %s",
+        "%s is damaged: %d bytes in it are not whole records. The %d whole records %s go on; the file as it "
+        "was found is kept as %s",
         segment,
         recovery.damaged_bytes,
         records,
+        "around them" if repair else "before them",
         aside.name,
     )
     return mark, segment.stat().st_size

@@ -1,4 +1,4 @@
-"""The bytes of one segment of the spool.
+"""The bytes of one segment of a log.
 
 All numbers are little-endian. A segment is a header and frames, one after the other::
 
@@ -6,7 +6,7 @@ All numbers are little-endian. A segment is a header and frames, one after the o
     frame   mark 4 | crc u32 of all that follows | kind u8 | 0 u8 | key length u16
             | payload length u32 | key | payload
 
-The checksum is CRC-32 as in zlib. The *mark* is drawn at random for each segment. It stands in
+The checksum is CRC-32C. The *mark* is drawn at random for each segment. It stands in
 front of each frame, so that behind a damaged place the next whole frame can be found; and
 because nobody outside knows it, nothing in a payload, which comes from the web, can pass for one.
 """
@@ -15,15 +15,11 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, TypeAlias
 
-MAGIC = b"HASPOOL\n"
-VERSION = 1
-ITEM = 1
-"""The only kind of frame so far."""
+from scrapy_ha.crc import crc32c
 
 MAX_KEY = 2**16 - 1
 MAX_PAYLOAD = 16 * 2**20
@@ -48,6 +44,7 @@ class Frame:
 
     start: int
     end: int
+    kind: int
     key: bytes
     payload: bytes
 
@@ -73,21 +70,34 @@ class NewerVersion(Exception):
         self.version = version
 
 
+@dataclass(frozen=True, slots=True)
+class Format:
+    """What tells the segments of one sort of log from others."""
+
+    magic: bytes
+    """Eight bytes."""
+    version: int
+    """Raised with every change that an older version could not read."""
+    suffix: str
+    """Of the names of segments, with its dot."""
+    word: str
+    """In messages, after "the": ``spool``."""
+
+    def header(self, mark: bytes) -> bytes:
+        return _checked(self.magic, self.version, mark)
+
+
 def new_mark() -> bytes:
     return b"\xc1" + os.urandom(3)  # never zeros, which a power cut leaves in files
 
 
-def header(mark: bytes) -> bytes:
-    return _checked(MAGIC, VERSION, mark)
-
-
-def frame(mark: bytes, key: bytes, payload: bytes) -> bytes:
-    start = _FRAME.pack(mark, 0, ITEM, 0, len(key), len(payload))
-    crc = zlib.crc32(payload, zlib.crc32(key, zlib.crc32(start[_CRC_FROM:])))
+def frame(mark: bytes, key: bytes, payload: bytes, kind: int = 1) -> bytes:
+    start = _FRAME.pack(mark, 0, kind, 0, len(key), len(payload))
+    crc = crc32c(start[_CRC_FROM:] + key + payload)
     return b"".join((mark, crc.to_bytes(4, "little"), start[_CRC_FROM:], key, payload))
 
 
-def read_mark(file: BinaryIO) -> bytes | None:
+def read_mark(file: BinaryIO, form: Format) -> bytes | None:
     """The mark of the segment that *file* holds; ``None``: its header is not whole.
 
     Raises:
@@ -98,14 +108,14 @@ def read_mark(file: BinaryIO) -> bytes | None:
     if len(data) < HEADER_SIZE:
         return None
     magic, version, mark, _ = _HEADER.unpack(data)
-    if magic != MAGIC or data != _checked(magic, version, mark):
+    if magic != form.magic or data != _checked(magic, version, mark):
         return None
-    if version > VERSION:
+    if version > form.version:
         raise NewerVersion(version)
-    return mark if version == VERSION else None
+    return mark if version == form.version else None
 
 
-def scan(file: BinaryIO, size: int) -> Iterator[Found]:
+def scan(file: BinaryIO, size: int, form: Format) -> Iterator[Found]:
     """Everything in the first *size* bytes, in order: whole frames, and the gaps between them.
 
     Takes memory for one frame. The frames behind a damaged header are found as long as the
@@ -114,14 +124,14 @@ def scan(file: BinaryIO, size: int) -> Iterator[Found]:
     Raises:
         NewerVersion: The segment is of a later version.
     """
-    mark = read_mark(file)
+    mark = read_mark(file, form)
     if mark is None:
         file.seek(0)
         start = file.read(HEADER_SIZE)
         mark = file.read(_MARK_SIZE)
         if _read(file, mark, HEADER_SIZE, size) is None:
             if size:
-                begun = MAGIC.startswith(start) or start.startswith(MAGIC)
+                begun = form.magic.startswith(start) or start.startswith(form.magic)
                 yield Gap(0, size, tail=begun and size < HEADER_SIZE)
             return
         yield Gap(0, HEADER_SIZE, tail=False)
@@ -141,7 +151,7 @@ def scan(file: BinaryIO, size: int) -> Iterator[Found]:
 
 def _checked(magic: bytes, version: int, mark: bytes) -> bytes:
     data = _HEADER.pack(magic, version, mark, 0)[:-4]
-    return data + zlib.crc32(data).to_bytes(4, "little")
+    return data + crc32c(data).to_bytes(4, "little")
 
 
 def _read(file: BinaryIO, mark: bytes, start: int, size: int) -> Frame | None:
@@ -152,12 +162,12 @@ def _read(file: BinaryIO, mark: bytes, start: int, size: int) -> Frame | None:
         return None
     found, crc, kind, reserved, key_size, payload_size = _FRAME.unpack(head)
     end = start + FRAME_SIZE + key_size + payload_size
-    if found != mark or kind != ITEM or reserved or payload_size > MAX_PAYLOAD or end > size:
+    if found != mark or reserved or payload_size > MAX_PAYLOAD or end > size:
         return None
     body = file.read(key_size + payload_size)
-    if zlib.crc32(body, zlib.crc32(head[_CRC_FROM:])) != crc:
+    if crc32c(head[_CRC_FROM:] + body) != crc:
         return None
-    return Frame(start, end, body[:key_size], body[key_size:])
+    return Frame(start, end, kind, body[:key_size], body[key_size:])
 
 
 class _Search:

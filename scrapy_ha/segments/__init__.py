@@ -1,0 +1,1 @@
+"""Logs on disk: numbered segments that are only ever appended to."""
