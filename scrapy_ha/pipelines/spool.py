@@ -46,7 +46,7 @@ class Spool(SegmentLog):
         super().__init__(path, FORMAT, repair=True, segment_bytes=segment_bytes, buffer_bytes=buffer_bytes)
         self._lock = DirectoryLock(path)
 
-    def open(self) -> Recovery:
+    def open(self, first: int = 1) -> Recovery:
         """Own the directory, and put the end of the last segment right.
 
         Damage in the segments before it is not looked for; readers skip and report it.
@@ -64,7 +64,7 @@ class Spool(SegmentLog):
         except OSError as error:
             raise self._failed("cannot be used", error) from error
         try:
-            return super().open()
+            return super().open(first)
         except BaseException:
             self._lock.release()
             raise

@@ -85,3 +85,11 @@ def replace(old: Path, new: Path) -> None:
 
 def remove(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def fsync_handle(handle: int) -> None:
+    os.fsync(handle)
+
+
+def close(handle: int) -> None:
+    os.close(handle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 from scrapy_ha.errors import StoreError, StoreFull, Unserializable
@@ -55,21 +56,28 @@ class SegmentLog:
         self._unsynced_guard = threading.Lock()
 
     @property
+    def is_open(self) -> bool:
+        return self._handle >= 0
+
+    @property
     def size(self) -> int:
         """Bytes that all segments take, with what is not yet flushed."""
         return self._sealed_size + self._size + self._frames_size
 
-    def open(self) -> Recovery:
+    def open(self, first: int = 1) -> Recovery:
         """Put the end of the last segment right, and append to it from now on.
 
         Damage in the segments before it is not looked for.
+
+        Args:
+            first: Segments with lower numbers do not count.
 
         Raises:
             StoreFull: There is no space to keep aside what has to be cut. It stays untouched.
             StoreError: It cannot be made, read or written.
         """
         try:
-            return self._resume()
+            return self._resume(first)
         except OSError as error:
             raise self._failed("cannot be opened", error) from error
 
@@ -135,7 +143,8 @@ class SegmentLog:
             unsynced, self._unsynced = self._unsynced, set()
         try:
             for path in unsynced:
-                files.fsync(path)
+                with suppress(FileNotFoundError):  # it was removed, as something durable took its place
+                    files.fsync(path)
         except OSError as error:
             with self._unsynced_guard:
                 self._unsynced |= unsynced
@@ -154,10 +163,11 @@ class SegmentLog:
                 os.close(self._handle)
                 self._handle = -1
 
-    def _resume(self) -> Recovery:
+    def _resume(self, first: int) -> Recovery:
         recovery = Recovery()
-        segments = files.list_segments(self.path, self._form.suffix)
-        self._number = files.segment_number(segments[-1]) if segments else 0
+        listed = files.list_segments(self.path, self._form.suffix)
+        segments = [segment for segment in listed if files.segment_number(segment) >= first]
+        self._number = files.segment_number(segments[-1]) if segments else first - 1
         self._sealed_size = sum(segment.stat().st_size for segment in segments[:-1])
         resumed = recover(segments[-1], self._form, recovery, self._repair) if segments else None
         if resumed is None:

@@ -25,6 +25,12 @@ class Recovery:
     aside: list[Path] = field(default_factory=list)
     """Files that keep the bytes concerned."""
 
+    def add(self, other: Recovery) -> None:
+        """Count what *other* found as well."""
+        self.torn_bytes += other.torn_bytes
+        self.damaged_bytes += other.damaged_bytes
+        self.aside += other.aside
+
 
 def recover(segment: Path, form: Format, recovery: Recovery, repair: bool) -> tuple[bytes, int] | None:
     """Make *segment* fit to be appended to.

@@ -411,7 +411,7 @@ def test_a_kill_while_the_disk_is_full_costs_nothing_that_was_flushed(
         spool.append(*pair(2))
         with pytest.raises(StoreFull):
             spool.flush()
-    spool._release()
+    spool._lock.release()
     assert content(tmp_path) == expected(1)
     fill(tmp_path, 1, start=3)
     assert content(tmp_path) == expected(1, 3)
