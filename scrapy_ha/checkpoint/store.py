@@ -44,7 +44,8 @@ CLEAN = 255
 """Kind of the record with which a log ends whose owner closed it."""
 _WRITE_BYTES = 1 << 20
 
-Fold = Callable[[Iterable[Record]], Iterable[Record]]
+Fold = Callable[[Callable[[], Iterator[Record]]], Iterable[Record]]
+"""Gives the records of a snapshot; called with what reads all records so far, each time anew."""
 
 
 @dataclass
@@ -237,7 +238,7 @@ class Work:
         path = store.path / f"{self._number:08}.snapshot"
         new = path.with_name(path.name + ".new")
         try:
-            records = self._write(new, fold(store._read(self._base, self._number)))
+            records = self._write(new, fold(lambda: store._read(self._base, self._number)))
             snapshot = Snapshot(self._number, new.stat().st_size, digest(new), records, time.time())
             files.replace(new, path)
             files.fsync(store.path)
@@ -255,7 +256,7 @@ class Work:
 
     def _write(self, path: Path, records: Iterable[Record]) -> int:
         mark = format.new_mark()
-        handle = files.create(path)
+        handle = files.create(path, SNAPSHOT.mode)
         count = 0
         try:
             parts, size = [SNAPSHOT.header(mark)], 0

@@ -14,8 +14,8 @@ from scrapy_ha.segments.recovery import Recovery, recover
 
 logger = logging.getLogger(__name__)
 
-LOG = Format(magic=b"HAWALOG\n", version=1, suffix=".wal", word="write-ahead log")
-SNAPSHOT = Format(magic=b"HASNAPS\n", version=1, suffix=".snapshot", word="snapshot")
+LOG = Format(magic=b"HAWALOG\n", version=1, suffix=".wal", word="write-ahead log", mode=0o600)
+SNAPSHOT = Format(magic=b"HASNAPS\n", version=1, suffix=".snapshot", word="snapshot", mode=0o600)
 SEGMENT_BYTES = 64 << 20
 BUFFER_BYTES = 64 << 10
 

@@ -25,9 +25,9 @@ from scrapy_ha.scheduler.duplicates import Duplicates
 from scrapy_ha.scheduler.identity import adopt, inherit
 from scrapy_ha.scheduler.letters import letter_of
 from scrapy_ha.scheduler.pages import Loads, Page
-from scrapy_ha.scheduler.seeding import Seeding
 from scrapy_ha.scheduler.tally import Tally
 from scrapy_ha.scheduler.unstored import Unstored, UnstoredQueue
+from scrapy_ha.seeding import Seeding
 from scrapy_ha.serialize import RequestCodec
 from scrapy_ha.slot import SlotNames
 from scrapy_ha.state import GaveUp, clean_state, get_state, set_state, with_failure

@@ -60,9 +60,9 @@ def fsync(path: Path) -> None:
         os.close(handle)
 
 
-def create(path: Path) -> int:
+def create(path: Path, mode: int = 0o666) -> int:
     """Make *path* anew, to be appended to; its handle."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | BINARY, 0o666)
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | BINARY, mode)
 
 
 def append_to(path: Path) -> int:

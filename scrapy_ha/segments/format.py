@@ -82,6 +82,8 @@ class Format:
     """Of the names of segments, with its dot."""
     word: str
     """In messages, after "the": ``spool``."""
+    mode: int = 0o666
+    """Of the files, before the umask."""
 
     def header(self, mark: bytes) -> bytes:
         return _checked(self.magic, self.version, mark)

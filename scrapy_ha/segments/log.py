@@ -208,7 +208,7 @@ class SegmentLog:
         path = files.segment_path(self.path, self._number + 1, self._form.suffix)
         handle = -1
         try:
-            handle = files.create(path)
+            handle = files.create(path, self._form.mode)
             files.write(handle, self._form.header(mark))
         except OSError as error:
             if handle >= 0:

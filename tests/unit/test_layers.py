@@ -32,6 +32,7 @@ ROOT = {
     "lifecycle": {"run"},
     "loop": set[str](),
     "run": set[str](),
+    "seeding": {"loop", "run"},
     "serialize": {"_values", "fingerprint"},
     "settings": set[str](),
     "slot": {"fingerprint"},

