@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from scrapy.downloadermiddlewares.httpcompression import HttpCompressionMiddleware
 from scrapy.downloadermiddlewares.retry import RetryMiddleware
 from scrapy.extensions.feedexport import FeedExporter
+from scrapy.extensions.spiderstate import SpiderState
 from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
@@ -28,6 +29,7 @@ SCHEDULER = "scrapy_ha.scheduler.HAScheduler"
 DUPEFILTER = "scrapy_ha.dupefilter.BloomDupeFilter"
 RETRY = "scrapy_ha.retry.ClassifiedRetryMiddleware"
 DECOMPRESSION = "scrapy_ha.retry.decompression.RetryingHttpCompressionMiddleware"
+CHECKPOINT = "scrapy_ha.checkpoint.CheckpointExtension"
 FEEDS = "scrapy_ha.feeds.HAFeedExporter"
 PIPELINE = "scrapy_ha.pipelines.MongoPipeline"
 
@@ -66,6 +68,7 @@ class Addon:
             self._dupefilter(settings),
             self._retry(settings),
             self._feeds(settings),
+            self._checkpoint(settings),
             self._pipeline(settings),
         ]
         store = ""
@@ -146,6 +149,11 @@ class Addon:
         if not declared.read(settings, "HA_FEEDS_ENABLED"):
             return "feeds off"
         return "feeds " + _take_place(settings, "EXTENSIONS", FeedExporter, FEEDS, 0)
+
+    def _checkpoint(self, settings: BaseSettings) -> str:
+        if not declared.read(settings, "HA_CHECKPOINT_ENABLED"):
+            return "checkpoint off"
+        return "checkpoint " + _take_place(settings, "EXTENSIONS", SpiderState, CHECKPOINT, 0)
 
     def _pipeline(self, settings: BaseSettings) -> str:
         wanted = settings.get("MONGO_URI") or declared.read(settings, "HA_SPOOL")

@@ -83,6 +83,11 @@ class Watch:
         if slot is not None and slot.closing is None:
             slot.nextcall.schedule()
 
+    @property
+    def scheduler(self) -> Any:
+        """The one in use."""
+        return self._engine._slot.scheduler
+
     def attend(self) -> None:
         """Stand between the engine and a scheduler that knows nothing of this package; idempotent.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scrapy import Request
     from scrapy.crawler import Crawler
 
-    from scrapy_ha.typing import Clock, Durable, Gate
+    from scrapy_ha.typing import Clock, Durable, Gate, Part
 
 current_page: ContextVar[Request | None] = ContextVar("scrapy_ha_page", default=None)
 """The request whose callback or errback is running, or whose output is being processed, in
@@ -27,6 +27,10 @@ this context. Set by :mod:`scrapy_ha.lifecycle` for the length of that work."""
 
 def _tracks_nothing(page: Request) -> bool:
     return False
+
+
+def _ignores(request: Request) -> None:
+    pass
 
 
 def _buries_nothing(page: Request) -> bool:
@@ -57,6 +61,14 @@ class Run:
         self.tracks: Callable[[Request], bool] = _tracks_nothing
         """Whether the scheduler will have the Durables settle *page* when it is done."""
 
+        self.parts: list[Part] = []
+        """What takes part in the checkpoint; see :func:`scrapy_ha.checkpoint.register`."""
+        self.hold: Callable[[Request], None] = _ignores
+        """To be called with a request that waits outside the scheduler, before the one that it comes
+        from is done: it then survives ``kill -9`` where the checkpoint keeps requests. Never raises."""
+        self.keeps_times: Callable[[Request], bool] = _tracks_nothing
+        """Whether a scheduler handed *request* out that asks the gate, and keeps a retry of it until it is
+        due. Set by ours."""
         self.keep: Callable[[Mapping[str, bytes]], None] | None = None
         """Set by the scheduler, if it keeps things: stores marks at once. Those come back in
         :attr:`marks`; ``b""`` stands for one that is no longer needed. Never raises."""
@@ -69,6 +81,11 @@ class Run:
     def tracking(self) -> bool:
         """The scheduler is one that has the Durables settle pages. Final once it is open."""
         return self.tracks is not _tracks_nothing
+
+    @property
+    def keeping_times(self) -> bool:
+        """The scheduler is ours. Final once it is open."""
+        return self.keeps_times is not _tracks_nothing
 
     def time(self) -> float:
         """Epoch seconds, as :attr:`clock` has them: this is a :class:`~scrapy_ha.typing.Clock` too."""

@@ -328,6 +328,55 @@ def _declare() -> Mapping[str, Setting]:
             lambda v: v >= 1,
         ),
         Setting(
+            "HA_CHECKPOINT_ENABLED",
+            _boolean,
+            True,
+            boolean,
+            "Whether the state of the crawl is kept by :class:`scrapy_ha.checkpoint.CheckpointExtension`, "
+            "which the add-on puts in place of Scrapy's ``SpiderState``.",
+        ),
+        Setting(
+            "HA_CHECKPOINT_INTERVAL",
+            _number,
+            1.0,
+            "a number of seconds above 0",
+            "Seconds between two looks at what changed: that much of ``spider.state`` and of the stats may "
+            "be lost in a kill.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_CHECKPOINT_SNAPSHOT_SECONDS",
+            _number,
+            300.0,
+            "a number of seconds above 0",
+            "Seconds after which a snapshot takes the place of the write-ahead log, if that has grown.",
+            lambda v: v > 0,
+        ),
+        Setting(
+            "HA_CHECKPOINT_RECORDS",
+            _integer,
+            100_000,
+            "a whole number, at least 1",
+            "Records in the write-ahead log after which a snapshot takes its place.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_CHECKPOINT_COOKIES",
+            _boolean,
+            False,
+            boolean,
+            "Whether the checkpoint keeps the cookies. Its files are for their owner's eyes only, as it may "
+            "hold sessions.",
+        ),
+        Setting(
+            "HA_CHECKPOINT_REQUESTS",
+            _boolean,
+            True,
+            boolean,
+            "Whether the checkpoint keeps the requests of Scrapy's own scheduler, so that a killed crawl "
+            "goes on. :class:`scrapy_ha.scheduler.HAScheduler` keeps its own.",
+        ),
+        Setting(
             "HA_SPOOL",
             _boolean,
             False,

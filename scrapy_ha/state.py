@@ -46,6 +46,8 @@ class State(TypedDict, total=False):
     last_failure: float
     errors: list[list[Any]]
     """The last few failures, each ``[failure class, reason, time]``, the latest at the end."""
+    jid: int
+    """What the checkpoint's journal knows it by (with other schedulers than ours)."""
     seen: bytes
     """What the duplicate filter knows it by, until it is done (with other schedulers than ours)."""
     parent: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from scrapy import Request
@@ -38,6 +38,34 @@ class Durable(Protocol):
 
     def fsync(self) -> None:
         """Make everything settled so far survive a power cut. Runs in a thread."""
+
+
+class Part(Protocol):
+    """Something whose state the checkpoint keeps, and which is there again after a restart.
+
+    Attributes:
+        name: Names it among all; does not change.
+        version: Of the data that :meth:`save` gives; raised when that changes.
+    """
+
+    name: str
+    version: int
+
+    def save(self) -> Any:
+        """Its state: plain values (:func:`scrapy_ha.serialize.encode_value`); ``None``: there is none.
+
+        Runs on the event loop every second or so: milliseconds.
+
+        Raises:
+            Unserializable: It cannot be stored. What was stored before stays.
+        """
+
+    def restore(self, data: Any) -> None:
+        """Have the state that :meth:`save` gave, of this version. It comes from disk: anything may stand
+        in it. What it raises is logged, and the part begins afresh."""
+
+    def migrate(self, data: Any, version: int) -> Any:
+        """What an earlier *version* saved, as this one would."""
 
 
 class Gate(Protocol):

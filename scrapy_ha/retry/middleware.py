@@ -123,9 +123,8 @@ class ClassifiedRetryMiddleware:
         slot = protection.slot_of(request)
         if protection.guard.is_dead(slot):
             self._abandon(request, slot)
-        if not protection.guard.admits(slot) and not self._run.tracks(
-            request
-        ):  # our scheduler has asked already
+        # Our own scheduler has asked already.
+        if not protection.guard.admits(slot) and not self._run.keeps_times(request):
             return self._hold(request, slot)
         self._send(request, slot)
         return None
@@ -174,7 +173,7 @@ class ClassifiedRetryMiddleware:
     # Before an attempt
 
     def _send(self, request: Request, slot: str) -> None:
-        self._sent[request] = slot, self.protection.sent(request, slot, self._run.tracks(request))
+        self._sent[request] = slot, self.protection.sent(request, slot, self._run.keeps_times(request))
 
     def _abandon(self, request: Request, slot: str) -> NoReturn:
         """Give *request* up unsent: its host has been down for too long."""
@@ -289,7 +288,7 @@ class ClassifiedRetryMiddleware:
         """*retry*, which takes the place of *request*, at *due*."""
         retry.dont_filter = True
         delay = due - self._run.time()
-        kept = self._run.tracks(request) or (delay > 0 and self.timers.takes(request))
+        kept = self._run.keeps_times(request) or (delay > 0 and self.timers.takes(request))
         set_state(retry, {**state, "due": due} if kept else state)
         return retry if kept or delay <= 0 else self._wait(retry, delay, otherwise)
 

@@ -103,6 +103,7 @@ class Timers:
     def put(self, request: Request, due: float) -> None:
         """Have the engine schedule *request* at *due*, epoch seconds, or soon when that is past."""
         set_state(request, {**get_state(request), "due": due})
+        self._run.hold(request)
         heappush(self._waiting, (due, next(self._order), request))
         self._arm()
 
@@ -118,9 +119,10 @@ class Timers:
     # Signals
 
     def _opened(self) -> None:
-        if not self._run.tracking:
+        if not self._run.keeping_times:
             watching = watch(self._crawler)
-            watching.admitted.append(self._admit)
+            # Before any other: who comes after it may rely on the engine's getting what it sees.
+            watching.admitted.insert(0, self._admit)
             watching.closing.append(self._hand_over)
             watching.attend()
             self._attends = True

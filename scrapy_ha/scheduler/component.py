@@ -78,6 +78,9 @@ class HAScheduler(BaseScheduler):
         StoreLocked, StoreDamaged: On opening, see :class:`~scrapy_ha.frontier.leveldb.LevelDBFrontier`.
     """
 
+    keeps_requests = True
+    """So the checkpoint need not."""
+
     def __init__(self, crawler: Crawler) -> None:
         settings = crawler.settings
         self.crawler = crawler
@@ -155,6 +158,7 @@ class HAScheduler(BaseScheduler):
         self._lifecycle.began.append(self._began)
         self._run.resumed, self._run.marks = opened.resumed, opened.marks
         self._run.tracks = lambda page: page in self._pages or page is self._seeds.request
+        self._run.keeps_times = self._pages.__contains__
         self._run.bury = self._bury
         self._run.keep = self._keep
         self._gate = self._run.gate

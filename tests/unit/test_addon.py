@@ -174,6 +174,6 @@ def test_one_line_says_what_is_on_and_where(caplog: pytest.LogCaptureFixture) ->
         apply(HA_DIR="some/where", HA_RETRY_ENABLED=False)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line == (
-        "scrapy_ha: scheduler on, duplicate filter on, retry off, feeds on, item pipeline off; "
-        f"requests are kept in LevelDB in {Path('some/where').absolute()}"
+        "scrapy_ha: scheduler on, duplicate filter on, retry off, feeds on, checkpoint on, "
+        f"item pipeline off; requests are kept in LevelDB in {Path('some/where').absolute()}"
     )

@@ -45,6 +45,9 @@ BASES: dict[str, set[str]] = {"leveldb": set(), "seen": {"leveldb"}, "segments":
 """Folders of engines that features build on, with those of them that they lean on."""
 
 COMPONENTS = {
+    "checkpoint.extension",
+    "checkpoint.journal",
+    "checkpoint.parts",
     "dupefilter.component",
     "feeds.exporter",
     "feeds.formats",
