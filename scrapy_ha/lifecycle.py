@@ -57,6 +57,8 @@ class Watch:
         """Called with each request that the scheduler is about to get. False: it does not get it."""
         self.enqueued: list[Callable[[Request, bool], None]] = []
         """Called after that, with whether the scheduler took it."""
+        self.asked: list[Callable[[], bool]] = []
+        """Called when the engine asks for a request. False: it gets none now."""
         self.admitted: list[Callable[[Request], bool]] = []
         """Called with each request that the scheduler hands out. False: the engine does not get it, and
         the scheduler is asked for another one."""
@@ -104,6 +106,8 @@ class Watch:
         def next_request() -> Request | None:
             # The engine may call from the context of a page; what it starts now is no part of that.
             current_page.set(None)
+            if not all(may() for may in self.asked):
+                return None
             while (request := hand_out()) is not None:
                 if all(admits(request) for admits in self.admitted):
                     return request

@@ -161,7 +161,8 @@ class CheckpointExtension:
                 await self._snapshot()
             if self._fsyncs and self._dirty:
                 self._dirty = False
-                await in_thread(self._run.fsync)
+                if self._journal is not None:  # else it is the scheduler's to do
+                    await in_thread(self._run.fsync)
                 await in_thread(self.store.fsync)
         except HAError as error:
             self._fail(error)

@@ -29,6 +29,7 @@ from scrapy_ha.checkpoint.ledger import (
 from scrapy_ha.duplicates import log_duplicate
 from scrapy_ha.errors import BadRecord, Unserializable
 from scrapy_ha.fingerprint import Fingerprints
+from scrapy_ha.inflight import InFlight
 from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import sleep, spawn
 from scrapy_ha.run import current_page, run_of
@@ -46,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 BATCH = 200
 """Requests given back to the scheduler in one turn of the event loop."""
+HOLD_LIMIT = 1000
+"""Pages that wait for what cannot be stored. It bounds what is held."""
 INCOMPLETE = "incomplete"
 """Why a spider is closed whose scheduler has lost requests."""
 
@@ -106,6 +109,7 @@ class Journal:
         self._ended_pages: dict[int, Request] = {}
         """Pages that ended, and wait for what cannot be stored."""
         self._kinds: Counter[str] = Counter()
+        self._in_flight = InFlight(settings, self._run)
         self._restoring = False
         self._offered_again = False
         self._seed_count: Counter[bytes] = Counter()
@@ -186,6 +190,7 @@ class Journal:
         watching = watch(self._crawler)
         watching.offered.append(self._offered)
         watching.enqueued.append(self._enqueued)
+        watching.asked.append(self._asked)
         watching.admitted.append(self._admitted)
         watching.ended.append(self._ended)
         watching.wrap_start(self._seeding.produce)
@@ -342,7 +347,7 @@ class Journal:
         self._kinds[error.kind] += 1
         self._stats.inc_value(names.JOURNAL_UNSTORED)
         if id_ not in self._in_memory:
-            held = parent if self._hold_parent else 0
+            held = parent if self._hold_parent and len(self._ended_pages) < HOLD_LIMIT else 0
             self._in_memory[id_] = held
             if held:
                 self._holds[held] += 1
@@ -372,6 +377,9 @@ class Journal:
             return
         self._finish(id_, None)  # dropped, by a filter of the project's own
 
+    def _asked(self) -> bool:
+        return not self._in_flight.is_enough(len(self._working))
+
     def _admitted(self, request: Request) -> bool:
         """The scheduler hands out *request*, which an earlier run may have put there."""
         id_ = get_state(request).get("jid", 0)
@@ -395,6 +403,7 @@ class Journal:
         if id_ is None:
             return
         self._active.discard(id_)
+        self._in_flight.ended()
         if id_ in self._moved:
             self._moved.discard(id_)
         elif self._holds[id_]:

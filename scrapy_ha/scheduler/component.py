@@ -17,6 +17,7 @@ from scrapy_ha import settings as declared
 from scrapy_ha.deadletter import BAD_RECORD, CALLBACK, REASON_LIMIT, DeadLetter
 from scrapy_ha.duplicates import warn_of_identity
 from scrapy_ha.errors import BadRecord, HAError, StoreFull, Unserializable
+from scrapy_ha.inflight import InFlight
 from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import Timer, call_later, close_spider, completed, spawn
 from scrapy_ha.run import current_page, run_of
@@ -53,8 +54,6 @@ FLUSH_EVERY = 16
 """Pages after which counts go to the stats."""
 REPORT_EVERY = 1024
 """Pages after which the stats show how the Bloom filter does."""
-STALLED_AFTER = 4.0
-"""Seconds without the end of a page; the engine asks for requests at least every 5 s."""
 HOLD_LIMIT = 1000
 """Requests in memory that one page waits for, over all generations. It bounds what is held."""
 DEAD_AT_ONCE = 1000
@@ -99,10 +98,6 @@ class HAScheduler(BaseScheduler):
             self._seeded,
         )
         self._hold_parent: bool = declared.read(settings, "HA_HOLD_PARENT")
-        limit = declared.read(settings, "HA_MAX_IN_FLIGHT")
-        self._in_flight_limit = settings.getint("CONCURRENT_REQUESTS") if limit is None else limit
-        self._last_end = 0.0
-        self._company = 0
         self._ends = 0
         self._pages: dict[Request, Page] = {}
         self._by_id: dict[int, Page] = {}
@@ -174,7 +169,7 @@ class HAScheduler(BaseScheduler):
             self._lifecycle.wake,
         )
         self._commits.start()
-        self._last_end = self._clock.time()
+        self._in_flight = InFlight(settings, self._clock)
         self._duplicates.open(frontier.knows)
         self._seeding.open(opened)
         self._lifecycle.wrap_start(self._seeding.produce)
@@ -300,7 +295,7 @@ class HAScheduler(BaseScheduler):
     def next_request(self) -> Request | None:
         # The engine may call from the context of a page; what it starts now is no part of that.
         current_page.set(None)
-        if self._failed or self._is_working_enough():
+        if self._failed or self._in_flight.is_enough(len(self._pages) + self._commits.pending):
             return None
         if self._gate is not None and not self._gate.is_open():
             return None
@@ -315,25 +310,6 @@ class HAScheduler(BaseScheduler):
         else:
             self._tally.add("scheduler/dequeued")
         return request
-
-    def _is_working_enough(self) -> bool:
-        """Whether as many pages are in flight as may be.
-
-        When none of them ends for a while they may be waiting for pages that are to come, such as a
-        pipeline that writes a hundred items at a time: then they get company, twice as much every
-        time, until one ends.
-        """
-        if not self._in_flight_limit:
-            return False
-        in_flight = len(self._pages) + self._commits.pending
-        if in_flight < self._in_flight_limit + self._company:
-            return False
-        now = self._clock.time()
-        if now - self._last_end < STALLED_AFTER:
-            return True
-        self._last_end = now
-        self._company = 2 * self._company + 1
-        return in_flight >= self._in_flight_limit + self._company
 
     # Storing
 
@@ -555,8 +531,7 @@ class HAScheduler(BaseScheduler):
         page = self._pages.pop(request, None)
         if page is None:
             return
-        self._last_end = self._clock.time()
-        self._company = 0
+        self._in_flight.ended()
         self._ends += 1
         if not self._pages or not self._ends % FLUSH_EVERY:
             self._tally.flush()

@@ -51,8 +51,24 @@ SPIDER = f"""
 """
 
 
+SCRAPYS = {"SCHEDULER": "scrapy.core.scheduler.Scheduler"}
+SCHEDULERS = {
+    "ours": {},
+    "memory": SCRAPYS,
+    "memory, Scrapy's filter": {**SCRAPYS, "DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"},
+    "jobdir": {**SCRAPYS, "JOBDIR": "job"},
+    "jobdir, Scrapy's filter": {
+        **SCRAPYS,
+        "JOBDIR": "job",
+        "DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter",
+    },
+}
+"""With Scrapy's own it is the checkpoint that keeps the requests."""
+
+
 @pytest.mark.timeout(180)
-def test_five_kills_lose_nothing(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_five_kills_lose_nothing(start_site: StartSite, make_crawl: MakeCrawl, scheduler: str) -> None:
     """During seeding, between the response and its last item, and at three random moments."""
     seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
     print(f"the moments come from KILL_SEED={seed}")
@@ -66,6 +82,7 @@ def test_five_kills_lose_nothing(start_site: StartSite, make_crawl: MakeCrawl) -
             "CONCURRENT_REQUESTS": CONCURRENCY,
             "CONCURRENT_REQUESTS_PER_DOMAIN": CONCURRENCY,
             "LOG_LEVEL": "INFO",
+            **SCHEDULERS[scheduler],
         },
         arguments=[
             f"-asite={site.url}",

@@ -29,6 +29,7 @@ ROOT = {
     "_values": set[str](),
     "duplicates": {"stats"},
     "fingerprint": set[str](),
+    "inflight": {"settings"},
     "lifecycle": {"run"},
     "loop": set[str](),
     "run": set[str](),
