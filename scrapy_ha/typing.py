@@ -293,6 +293,7 @@ class Frontier(Protocol):
         full: Collection[str],
         ttl: float,
         exposed: bool = True,
+        sample: Collection[str] = (),
     ) -> list[Lease]:
         """Take up to *limit* due requests for this worker, at least *ttl* seconds for each.
 
@@ -302,6 +303,9 @@ class Frontier(Protocol):
         by priority, then by order of arrival, which whatever comes back keeps. Fewer than *limit*
         may come while more are due, but none only if none is. A suspect (:func:`is_suspect`) is
         passed over while another one is leased to any worker, for :data:`SUSPECT_PATIENCE` at most.
+
+        Of slots in *sample* any request of the highest priority may come instead of the first one: what
+        probes a sick host should not be the same request every time.
 
         The deliveries are *exposed* or not, see :meth:`expose`.
         """

@@ -51,6 +51,8 @@ _FAMILY = struct.Struct(">QII")
 _MASK = 2**64 - 1
 _TOP = 2**63
 
+ORDER_BYTES = 8
+"""Length of the end of a ``q`` key, behind slot and priority."""
 RANK_BYTES = 16
 """Length of the end of a ``q`` key, behind the slot."""
 STATE_KEY = b"m"

@@ -9,6 +9,8 @@ from scrapy_ha.frontier import _layout as layout
 from scrapy_ha.frontier._slots import Item, Slots
 
 if TYPE_CHECKING:
+    from random import Random
+
     from scrapy_ha.leveldb.database import Database
 
 LOAD_LIMIT = 64
@@ -49,6 +51,28 @@ class Ready:
         if found is not None:
             self._taken.add(found[1][0])
         return found
+
+    def swap(self, item: Item, random: Random) -> Item:
+        """Another ready entry of the same slot and priority in the place of *item*, which was taken."""
+        group = item[0][: -layout.ORDER_BYTES]
+        with self._db.raw_iterator() as iterator:
+            iterator.seek(layout.after(group))
+            iterator.prev() if iterator.valid() else iterator.seek_to_last()
+            last = iterator.key()
+            low, high = (int.from_bytes(key[-layout.ORDER_BYTES :], "big") for key in (item[0], last))
+            iterator.seek(group + random.randint(low, max(low, high)).to_bytes(layout.ORDER_BYTES, "big"))
+            for _ in range(LOAD_LIMIT):
+                if not iterator.valid() or not iterator.key().startswith(group):
+                    break
+                key = iterator.key()
+                if key not in self._taken:
+                    found = key, iterator.value()
+                    self.slots.remove(key)
+                    self._taken.add(key)
+                    self.put(*item)
+                    return found
+                iterator.next()
+        return item
 
     def forget(self, queue_key: bytes) -> None:
         """A request that was taken is no longer on disk."""

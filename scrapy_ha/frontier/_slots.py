@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 
+from scrapy_ha.frontier._layout import RANK_BYTES
 from scrapy_ha.typing import SlotSet
 
 SLOT_LIMIT = 10_000
@@ -108,6 +109,17 @@ class Slots:
             del items[:HEAD]
             slot.bound = items[0][0]
             slot.more = True
+
+    def remove(self, key: bytes) -> None:
+        """An entry is no longer ready; it may be on disk only, or gone already."""
+        slot = self._slots.get(key[:-RANK_BYTES])
+        if slot is None:
+            return
+        for at, item in enumerate(slot.items):
+            if item[0] == key:
+                self._bytes -= len(item[1])
+                del slot.items[at]
+                return
 
     def take(self, busy: Mapping[str, int], full: Collection[str]) -> tuple[str, Item] | None:
         """Take the next entry of the least busy slot that is not in *full*; ``None`` without one.

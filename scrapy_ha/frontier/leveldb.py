@@ -15,6 +15,7 @@ import struct
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from scrapy_ha import deadletter
@@ -117,6 +118,7 @@ class LevelDBFrontier:
         self._dead_limit = dead_limit
         self._dead_seconds = dead_seconds
         self._seen = Seen(self._db, seen_tier, seen_seconds)
+        self._random = Random()
         self._keep_seen = keep_seen
         self._reset_seen = reset_seen
         self._identity = identity
@@ -254,12 +256,19 @@ class LevelDBFrontier:
         full: Collection[str],
         ttl: float,
         exposed: bool = True,
+        sample: Collection[str] = (),
     ) -> list[Lease]:
         with self._db.translated("read"):
-            return self._lease(limit, busy, full, ttl, exposed)
+            return self._lease(limit, busy, full, ttl, exposed, sample)
 
     def _lease(
-        self, limit: int, busy: Mapping[str, int], full: Collection[str], ttl: float, exposed: bool
+        self,
+        limit: int,
+        busy: Mapping[str, int],
+        full: Collection[str],
+        ttl: float,
+        exposed: bool,
+        sample: Collection[str],
     ) -> list[Lease]:
         now = self.clock.time()
         if self._suspect is not None and now - self._suspect_since >= SUSPECT_PATIENCE:
@@ -276,6 +285,8 @@ class LevelDBFrontier:
                     continue
                 break
             slot, (queue_key, payload) = found
+            if slot in sample:
+                queue_key, payload = self._ready.swap((queue_key, payload), self._random)
             id_ = layout.id_of(queue_key)
             before = self._delivered.get(id_)
             deliveries = 1 if before is None else before.deliveries + 1

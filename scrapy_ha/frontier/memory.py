@@ -210,6 +210,7 @@ class MemoryFrontier:
         full: Collection[str],
         ttl: float,
         exposed: bool = True,
+        sample: Collection[str] = (),
     ) -> list[Lease]:
         store, now = self._store, self._clock.time()
         for request in store.all(_State.DELAYED):

@@ -166,7 +166,7 @@ class Guard:
         A lower bound: when it has come, ask again.
         """
         now = self._clock.time()
-        at = 0.0 if self._outage.allows(now) else self._outage.free_at
+        at = self._outage.free_at(now)
         if (record := self._slots.get(slot)) is None:
             return at
         if record.hold > now:
@@ -225,11 +225,14 @@ class Guard:
         if (record := self._slots.get(slot)) is not None:
             self._is_well(slot, record, sent_at, now)
 
-    def failed(self, slot: str, cls: str, sent_at: float) -> Verdict:
+    def failed(self, slot: str, cls: str, sent_at: float, again: bool = False) -> Verdict:
         """A request that was sent at *sent_at* failed. If it was refused until a time: :meth:`hold` first.
 
         Args:
             cls: A failure class, or one of the project's own.
+            again: It failed before. When the host answers, that says more of the page than of the host, so
+                a closed breaker does not look at it: some broken pages, tried three times each, do not
+                make a host sick.
         """
         if cls not in SICK and cls not in UNTOLD:
             self.succeeded(slot, sent_at)
@@ -257,7 +260,9 @@ class Guard:
         if cls == FailureClass.THROTTLED and record.hold > now:
             self._is_well(slot, record, sent_at, now)
         elif not self._outage.on:
-            excused |= self._is_sick(slot, record, sent_at, now, cls in CONNECT)
+            # A probe that was answered was an attempt like any other: a broken page has a last one.
+            probe = self._is_sick(slot, record, sent_at, now, cls, again)
+            excused |= probe and cls not in ANSWERED
         else:
             record.breaker.undecided(sent_at)
         self._settle(slot, record, now)
@@ -306,6 +311,10 @@ class Guard:
         record.forced = state
         record.breaker.close(now)
         self._settle(slot, record, now)
+
+    def forced(self) -> set[str]:
+        """Slots whose breaker is kept open or closed by hand."""
+        return {slot for slot, record in self._slots.items() if record.forced}
 
     # Time
 
@@ -416,12 +425,16 @@ class Guard:
                 self.observe("closed", slot)
         self._settle(slot, record, now)
 
-    def _is_sick(self, slot: str, record: SlotRecord, sent_at: float, now: float, connect: bool) -> bool:
+    def _is_sick(
+        self, slot: str, record: SlotRecord, sent_at: float, now: float, cls: str, again: bool
+    ) -> bool:
         """Whether it was the probe that failed."""
         if self._rules.breaker is None or record.forced:
             return False
+        if again and cls in ANSWERED and record.breaker.is_closed:
+            return False
         before = record.breaker.at
-        probe = record.breaker.failed(self._rules.breaker, sent_at, now, connect, self._random)
+        probe = record.breaker.failed(self._rules.breaker, sent_at, now, cls in CONNECT, self._random)
         if record.breaker.is_dead(now) and record.breaker.at != before:
             self.observe("dead", slot)
         elif record.breaker.at != before:

@@ -224,9 +224,9 @@ class ClassifiedRetryMiddleware:
         slot, sent = self._sent.pop(request, _NOT_SENT)
         if not slot:
             slot, sent = self.protection.slot_of(request), attempt.now
-        counts = self.protection.failed(
-            slot, attempt.cls or FailureClass.SERVER.value, sent
-        ) and not is_closing(self.crawler)
+        cls = attempt.cls or FailureClass.SERVER.value
+        again = "attempts" in get_state(request)
+        counts = self.protection.failed(slot, cls, sent, again) and not is_closing(self.crawler)
         decision = self.decider.decide(attempt if counts else replace(attempt, counts=False))
         if decision is None:
             return otherwise

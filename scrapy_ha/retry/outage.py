@@ -143,10 +143,13 @@ class Outage:
             self._interval = min(2 * self._interval, self._rules.max_probe)
             self._next_probe = now + self._interval
 
-    @property
-    def free_at(self) -> float:
-        """When the next probe may go; 0 without an outage."""
-        return self._next_probe if self.on else 0.0
+    def free_at(self, now: float) -> float:
+        """When the next probe may go or, while an outage is only suspected, when that is decided; 0: now."""
+        if self.on:
+            return 0.0 if self.allows(now) else self._next_probe
+        if self._rules is not None and self._suspected(self._rules):
+            return self.began + self._rules.silence
+        return 0.0
 
     def next_event(self, now: float) -> float | None:
         """When :meth:`check` or :meth:`allows` will say something else by itself, after *now*."""

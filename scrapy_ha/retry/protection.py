@@ -94,9 +94,9 @@ class Protection:
         self.guard.succeeded(slot, sent)
         self._arm()
 
-    def failed(self, slot: str, cls: str, sent: float) -> bool:
-        """Whether the failure uses up an attempt."""
-        counts = self.guard.failed(slot, cls, sent).counts
+    def failed(self, slot: str, cls: str, sent: float, again: bool) -> bool:
+        """Whether the failure uses up an attempt. *again*: it is not the request's first."""
+        counts = self.guard.failed(slot, cls, sent, again).counts
         self._arm()
         return counts
 
@@ -113,6 +113,8 @@ class Protection:
         self.guard.restore(self._run.marks)
         if self.guard.bad_records:
             self._stats.inc_value(names.BAD_SLOT_RECORDS, self.guard.bad_records)
+        for slot in self.guard.forced() - self._forced.keys():  # as an earlier run was told
+            self.guard.force(slot, None)
         for slot, state in self._forced.items():
             self.guard.force(slot, state)
         self.guard.announce()

@@ -78,6 +78,14 @@ class Reports:
                 reason,
                 times,
             )
+        elif decision.reason:
+            logger.debug(
+                "Not retrying %s (%s): %s",
+                request,
+                decision.reason,
+                one_line(reason),
+                extra={"spider": self._crawler.spider},
+            )
 
     def retry_after(self, request: Request, asked: float, cap: float) -> None:
         """The server said when to come back."""

@@ -108,6 +108,8 @@ class HAScheduler(BaseScheduler):
         self._unstored_holds = 0
         self._loads = Loads(self._capacity)
         self._gate: Gate | None = None
+        self._probed: set[str] = set()
+        """Slots that are sent one request at a time, to see whether they are well."""
         self._wake_timer: Timer | None = None
         self._wake_at = math.inf
         self._failed = False
@@ -422,7 +424,7 @@ class HAScheduler(BaseScheduler):
     def _next_stored(self) -> Request | None:
         loads = self._loads
         for _ in range(100):
-            leases = completed(self._frontier.lease(1, loads.busy, loads.full, math.inf, exposed=False))
+            leases = completed(self._frontier.lease(1, loads.busy, loads.full, math.inf, False, self._probed))
             if not leases:
                 return None
             lease = leases[0]
@@ -645,6 +647,10 @@ class HAScheduler(BaseScheduler):
         """The gate's answers are others now, for *slot* or for all."""
         if slot is not None:
             self._loads.review(slot)
+            if self._gate is not None and self._gate.limit(slot) == 1:
+                self._probed.add(slot)
+            else:
+                self._probed.discard(slot)
         self._lifecycle.wake()
 
     def _fail(self, error: Exception) -> None:

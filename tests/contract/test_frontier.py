@@ -83,9 +83,10 @@ class SuspendingFrontier(MemoryFrontier):
         full: Collection[str],
         ttl: float,
         exposed: bool = True,
+        sample: Collection[str] = (),
     ) -> list[Lease]:
         await asyncio.sleep(0)
-        leases = await super().lease(limit, busy, full, ttl, exposed)
+        leases = await super().lease(limit, busy, full, ttl, exposed, sample)
         await asyncio.sleep(0)
         return leases
 

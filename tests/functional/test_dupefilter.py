@@ -170,10 +170,10 @@ def test_keys_of_a_request(start_site: StartSite, make_crawl: MakeCrawl, under: 
     crawl = make_crawl(source, settings={**under, "HA_DIR": "ha"}, arguments=[f"-asite={site.url}"])
     run = crawl.run()
     # Which of the two sessions is scheduled first is up to the scheduler.
+    redis = "SCHEDULER_QUEUE_KEY" in under
     fetched = Counter(note.partition("?")[0] for note in crawl.notes().elements())
-    # scrapy-redis's queue holds two requests that are equal only once.
-    twos = 2 if "SCHEDULER_QUEUE_KEY" in under else 3
-    assert fetched == Counter({"1": 1, "2": twos, "3": 1}), run.log
+    # scrapy-redis's queue holds two requests that are equal only once, if both wait at a time.
+    assert fetched in [Counter({"1": 1, "2": twos, "3": 1}) for twos in (3, 2)[: 1 + redis]], run.log
     assert run.stats["dupefilter/filtered"] == 2
 
 

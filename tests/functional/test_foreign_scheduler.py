@@ -155,7 +155,7 @@ def test_what_waits_goes_on_in_the_next_run(
     assert not crawl.items()
     second = crawl.run()
     assert second.reason == "finished"
-    assert second.stats["ha/retry/timed"] == 2
+    assert second.stats["ha/run/ha/retry/timed"] == 2
     assert crawl.items() == {
         json.dumps({"page": f"{site.url}/fails/1/429/{name}?after=6", "retries": 1}): 1
         for name in ("one", "two")

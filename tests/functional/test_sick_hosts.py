@@ -175,3 +175,90 @@ def test_an_open_breaker_is_kept_over_a_restart(make_crawl: MakeCrawl) -> None:
         assert crawl.run().reason == "finished"
     assert times[0] - opened >= 3.0
     assert crawl.items().total() == 50
+
+
+def test_broken_pages_cost_a_host_nothing(site: Site, make_crawl: MakeCrawl) -> None:
+    """One page in ten is always 500: all are tried to the end, and the others never wait for them."""
+    urls = [f"{site.url}/{'status/500' if n % 10 == 0 else 'ok'}/{n}" for n in range(400)]
+    crawl = make_crawl(
+        PAGES, settings={"HA_RETRY_CAP": 0.5, "LOG_LEVEL": "INFO"}, arguments=[f"-aurls={' '.join(urls)}"]
+    )
+    run = crawl.run(timeout=50)
+    assert run.reason == "finished"
+    assert "ha/guard/opened" not in run.stats
+    assert run.stats["downloader/response_status_count/500"] == 3 * 40
+    assert run.stats["downloader/response_status_count/200"] == 360
+    counts, dead = crawl.frontier()
+    assert counts.pending == 0
+    assert len(dead) == 40
+
+
+def test_good_pages_behind_many_broken_ones(site: Site, make_crawl: MakeCrawl) -> None:
+    """The host looks sick until a probe meets a good page: it is not always the same that is tried."""
+    urls = [f"{site.url}/status/500/{n}" for n in range(40)] + [f"{site.url}/ok/{n}" for n in range(60)]
+    crawl = make_crawl(
+        PAGES,
+        settings={
+            "HA_RETRY_CAP": 0.5,
+            "HA_BREAKER_COOLDOWN": 0.5,
+            "HA_BREAKER_MAX_COOLDOWN": 2,
+            "HA_BREAKER_DEADLINE": 40,
+            "LOG_LEVEL": "INFO",
+        },
+        arguments=[f"-aurls={' '.join(urls)}"],
+    )
+    run = crawl.run(timeout=55)
+    assert run.reason == "finished"
+    assert run.stats["ha/guard/opened"] >= 1
+    assert "ha/guard/dead" not in run.stats
+    assert run.stats["downloader/response_status_count/200"] == 60
+    assert run.stats["downloader/response_status_count/500"] == 3 * 40
+
+
+def test_a_breaker_that_is_forced(site: Site, make_crawl: MakeCrawl) -> None:
+    """HA_BREAKER_FORCE holds its host for as long as it is set, and no longer: nothing of it is kept."""
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                yield Request(self.site + "/ok/1")
+                await asyncio.sleep(1)
+                raise CloseSpider("enough")
+
+            def parse(self, response):
+                note("fetched")
+        """,
+        settings={"HA_SEED_ONCE": False},
+        arguments=[f"-asite={site.url}"],
+    )
+    crawl.run("-s", 'HA_BREAKER_FORCE={"127.0.0.1": "open"}')
+    assert not crawl.notes()
+    crawl.run()
+    assert crawl.notes() == {"fetched": 1}
+
+
+def test_a_request_with_a_policy_of_its_own(site: Site, make_crawl: MakeCrawl) -> None:
+    """meta["ha_retry"]: one is tried five times, one never again, one is a POST that may be repeated."""
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                often = {"backoff": "fixed", "base": 0.1, "jitter": "none", "retries": 4}
+                yield Request(self.site + "/status/503/often", meta={"ha_retry": often})
+                yield Request(self.site + "/status/503/never", meta={"ha_retry": "never"})
+                once = {"retries": 1, "base": 0.1}
+                yield Request(self.site + "/status/503/post", method="POST", meta={"ha_retry": once})
+                again = {**once, "idempotent": True}
+                yield Request(self.site + "/status/503/repeated", method="POST", meta={"ha_retry": again})
+        """,
+        arguments=[f"-asite={site.url}"],
+    )
+    run = crawl.run()
+    assert run.reason == "finished"
+    assert [len(asked(site, name)) for name in ("often", "never", "post", "repeated")] == [5, 1, 1, 2]
+    assert "Not retrying <POST" in run.log
+    assert "may have been processed" in run.log

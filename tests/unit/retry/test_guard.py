@@ -59,6 +59,41 @@ def test_a_few_failures_among_successes_open_nothing() -> None:
         assert guard.limit("a") is None
 
 
+def test_broken_pages_do_not_make_a_host_sick() -> None:
+    """However often each is tried; failures to connect count every time."""
+    guard, clock = make(outage=None)
+    for _ in range(100):
+        assert guard.failed("a", "server", clock.time(), again=True).counts
+        assert guard.limit("a") is None
+    for _ in range(5):
+        guard.failed("a", "refused", clock.time(), again=True)
+    assert guard.limit("a") == 0
+
+
+@pytest.mark.parametrize(("cls", "counts"), [("server", True), ("refused", False)])
+def test_a_probe_that_is_answered_is_an_attempt(cls: str, counts: bool) -> None:
+    """Else a page that is broken would be the probe for ever."""
+    guard, clock = make(outage=None)
+    fail(guard, clock, "a", "server", 20)
+    clock.advance(RULES.cooldown * 1.3)
+    guard.taken("a")
+    assert guard.failed("a", cls, clock.time(), again=True).counts is counts
+    assert guard.limit("a") == 0
+
+
+def test_what_is_forced_is_known() -> None:
+    """So that it can be taken back."""
+    guard, clock = make()
+    guard.force("a", "open")
+    guard.force("b", "closed")
+    assert guard.forced() == {"a", "b"}
+    again, _ = make(clock)
+    again.restore(guard.export())
+    assert again.forced() == {"a", "b"}
+    again.force("a", None)
+    assert again.forced() == {"b"}
+
+
 @pytest.mark.parametrize(("cls", "times"), [("server", 20), ("refused", 5), ("dns", 5), ("timeout", 5)])
 def test_opens_lets_one_probe_through_and_closes(cls: str, times: int) -> None:
     guard, clock = make(outage=None)

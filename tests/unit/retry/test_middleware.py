@@ -35,7 +35,7 @@ class Bench:
         self.clock = FakeClock(1000.0)
         run = run_of(self.crawler)
         run.clock = self.clock
-        run.tracks = lambda request: tracked
+        run.keeps_times = lambda request: tracked
         self.middleware = ClassifiedRetryMiddleware.from_crawler(self.crawler)
         self.middleware.decider.random = Random(1)
 

@@ -64,7 +64,7 @@ class Engine:
 
     def __init__(self, crawler: Any, scheduler: Queue) -> None:
         self._crawler = crawler
-        self._slot = SimpleNamespace(scheduler=scheduler, closing=None)
+        self._slot = SimpleNamespace(scheduler=scheduler, closing=None, inprogress=set())
         self.scraper = SimpleNamespace(
             call_spider_async=None, handle_spider_output_async=None, _process_spidermw_output=None
         )
@@ -117,7 +117,7 @@ class Bench:
         run = run_of(self.crawler)
         run.clock = self.clock
         if ours:
-            run.tracks = lambda page: True
+            run.keeps_times = lambda page: True
         self.alarm = Alarm(self.clock)
         self.asked: list[tuple[Request, Request]] = []
         self.timers = Timers(self.crawler, self.retried_by_callback, self.alarm)
