@@ -34,7 +34,6 @@ from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import sleep, spawn
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.seeding import Seeding
-from scrapy_ha.seen.store import SeenStore
 from scrapy_ha.serialize import RequestCodec
 from scrapy_ha.state import get_state, is_retry_of, set_state, start_clean
 
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from scrapy.crawler import Crawler
 
     from scrapy_ha.checkpoint.store import CheckpointStore
+    from scrapy_ha.seen.store import SeenStore
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +153,8 @@ class Journal:
         settings = self._crawler.settings
         if hasattr(self._filter, "frontier_tier") or self._filter is BaseDupeFilter:
             return None
-        seen = SeenStore(
+        store_class: type[SeenStore] = load_object("scrapy_ha.seen.store.SeenStore")  # needs LevelDB
+        seen = store_class(
             self._store.path / "seen",
             identity=self._fingerprints.identity,
             capacity=declared.read(settings, "HA_SEEN_CAPACITY"),

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from scrapy_ha.commands._sub import SubCommand
 
 SUBCOMMANDS = {
+    "checkpoint": (
+        "scrapy_ha.commands.checkpoint.CheckpointCommand",
+        "the state that a crawl keeps: look at it, verify it, go back",
+    ),
     "dlq": ("scrapy_ha.commands.dlq.DlqCommand", "requests given up: look at them, try them again"),
     "explain": (
         "scrapy_ha.commands.explain.ExplainCommand",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scrapy import signals
 from scrapy.dupefilters import BaseDupeFilter
+from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
 from scrapy_ha.duplicates import log_duplicate, say_filling, seen_stats, warn_of_identity
@@ -16,7 +17,6 @@ from scrapy_ha.fingerprint import Fingerprints
 from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import Ticker, close_spider, in_thread, spawn
 from scrapy_ha.run import run_of
-from scrapy_ha.seen.store import SeenStore
 from scrapy_ha.seen.tier import BloomTier
 from scrapy_ha.state import get_state, set_state
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from scrapy import Request, Spider
     from scrapy.crawler import Crawler
     from typing_extensions import Self
+
+    from scrapy_ha.seen.store import SeenStore
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +89,8 @@ class BloomDupeFilter(BaseDupeFilter):
 
     def open(self) -> None:
         settings, spider = self._crawler.settings, self._spider()
-        store = SeenStore(
+        store_class: type[SeenStore] = load_object("scrapy_ha.seen.store.SeenStore")  # needs LevelDB
+        store = store_class(
             declared.directory(settings, spider.name) / "seen",
             identity=self._fingerprints.identity,
             ttl=declared.read(settings, "HA_SEEN_TTL"),

@@ -229,9 +229,10 @@ class LayeredBloom:
         return 5 * self._last.count >= 4 * self._last.capacity
 
     def __contains__(self, key: bytes) -> bool:
-        if key in self._last:
-            return True
-        return any(key in layer for layer in self._older)
+        for layer in self._newest_first:  # a loop: any() of a generator costs as much as the answer
+            if key in layer:
+                return True
+        return False
 
     def add(self, key: bytes) -> None:
         if self._last.count >= self._last.capacity:
@@ -275,9 +276,9 @@ class LayeredBloom:
     def _grow(self) -> None:
         depth = len(self.layers)
         error = self.error_rate * (1 - TIGHTENING) * TIGHTENING**depth
-        self._older = self.layers[::-1]
         self._last: Bloom = self._class(self.capacity * GROWTH**depth, error)
         self.layers = [*self.layers, self._last]
+        self._newest_first = self.layers[::-1]
 
 
 def bytes_needed(capacity: int, error_rate: float) -> int:

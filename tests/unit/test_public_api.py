@@ -85,7 +85,13 @@ except StoreError as error:
 
 def test_without_leveldb_only_its_store_is_missing() -> None:
     """Everything else imports, and the store says in one line what to install."""
-    needing = ("scrapy_ha.frontier.", "scrapy_ha.leveldb.", "scrapy_ha._plyvel")
+    needing = (
+        "scrapy_ha.frontier.",
+        "scrapy_ha.leveldb.",
+        "scrapy_ha.seen.store",
+        "scrapy_ha.seen.reader",
+        "scrapy_ha._plyvel",
+    )
     rest = [name for name in MODULES if not name.startswith(needing)]
     done = run(WITHOUT_LEVELDB, *rest)
     assert done.returncode == 0, done.stderr

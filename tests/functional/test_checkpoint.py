@@ -1,0 +1,286 @@
+"""The state of a crawl is there again after any death, under every scheduler."""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections import Counter
+from typing import Any
+
+import pytest
+from functional.harness import SIGKILLED, MakeCrawl, StartSite
+
+SCRAPYS = {"SCHEDULER": "scrapy.core.scheduler.Scheduler"}
+RFP = {"DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"}
+
+
+@pytest.fixture(params=["ours", "memory", "jobdir"])
+def under(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Settings of each scheduler."""
+    return {"ours": {}, "memory": SCRAPYS, "jobdir": {**SCRAPYS, "JOBDIR": "job"}}[request.param]
+
+
+CHAIN = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            yield Request(f"{self.site}/ok/1")
+
+        def parse(self, response):
+            n = int(response.url.rpartition("/")[2])
+            note(str(n))
+            if n == 7 and first_time("death"):
+                die()
+            self.state["pages"] = self.state.get("pages", 0) + 1
+            self.state["last"] = n
+            self.state["names"] = {*self.state.get("names", ()), str(n)}
+            yield {"n": n}
+            if n < 20:
+                yield Request(f"{self.site}/ok/{n + 1}")
+"""
+
+
+def test_spider_state_and_stats_go_on(
+    start_site: StartSite, make_crawl: MakeCrawl, under: dict[str, Any]
+) -> None:
+    """J4: after a kill they are what they were at most one interval before, and go on from there."""
+    site = start_site(delay=0.15)
+    settings = {**under, "HA_CHECKPOINT_INTERVAL": 0.05}
+    source = (
+        CHAIN
+        + """
+        def closed(self, reason):
+            note(f"state {self.state['pages']} {self.state['last']} {len(self.state['names'])}")
+    """
+    )
+    crawl = make_crawl(source, settings=settings, arguments=[f"-asite={site.url}"])
+    assert crawl.run().status == SIGKILLED
+    run = crawl.run()
+    assert run.reason == "finished"
+    assert crawl.notes() == Counter({**{str(n): 1 for n in range(1, 21)}, "7": 2, "state 20 20 20": 1})
+    assert crawl.items() == {json.dumps({"n": n}): 1 for n in range(1, 21)}
+    assert run.stats["item_scraped_count"] == 20
+    assert run.stats["ha/run/item_scraped_count"] == 14
+    assert run.stats["response_received_count"] in {20, 21}  # the page of the kill, if that was counted
+    third = crawl.run()
+    assert third.stats["item_scraped_count"] == 20, "a crawl that is over is followed by a fresh one"
+
+
+def test_state_that_cannot_be_kept_is_named(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """Once, by its key; the rest of the state is kept."""
+    site = start_site()
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                note(str(self.state.get("kept")))
+                self.state["kept"] = (1, 2)
+                self.state["wild"] = lambda: 1
+                yield Request(f"{self.site}/ok/1")
+                await asyncio.sleep(0.5)
+                if first_time("death"):
+                    die()
+        """,
+        settings={"HA_CHECKPOINT_INTERVAL": 0.05},
+        arguments=[f"-asite={site.url}"],
+    )
+    crawl.run()
+    crawl.run()
+    assert crawl.notes() == Counter(["None", "(1, 2)"])
+    (line,) = crawl.runs[0].lines("WARNING")
+    assert "spider.state['wild']" in line
+
+
+def test_a_session_outlives_a_kill(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """J11: cookies are kept where asked for, for their owner's eyes only; without, the session is gone."""
+    site = start_site(delay=0.05)
+    source = """
+    class Login:
+        '''Says what cookies a request carries, and sets one for the first.'''
+
+        def process_request(self, request, *rest):
+            note(f"{request.url.rpartition('/')[2]} {request.headers.get('Cookie')}")
+
+    class S(Spider):
+        name = "s"
+        custom_settings = {"DOWNLOADER_MIDDLEWARES": {"project.main.Login": 900}}
+
+        async def start(self):
+            yield Request(self.site + "/ok/0", cookies={"session": "s3cret"})
+
+        def parse(self, response):
+            n = int(response.url.rpartition("/")[2])
+            if n == 5 and first_time("death"):
+                die()
+            if n < 10:
+                yield Request(f"{self.site}/ok/{n + 1}")
+    """
+    for name, kept in (("on", True), ("off", False)):
+        crawl = make_crawl(
+            source,
+            name=name,
+            settings={"HA_CHECKPOINT_INTERVAL": 0.02, "HA_CHECKPOINT_COOKIES": kept},
+            arguments=[f"-asite={site.url}"],
+        )
+        assert crawl.run().status == SIGKILLED
+        for file in (crawl.directory / ".scrapy" / "ha" / "s" / "checkpoint").glob("*.wal"):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert crawl.run().reason == "finished"
+        with_session = sum(note.endswith("b'session=s3cret'") for note in crawl.notes().elements())
+        assert with_session == (12 if kept else 6)
+
+
+def test_scrapys_queue_is_stopped_and_goes_on(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """J12: a chain of single requests, stopped in order at 14, with state that produces the next."""
+    site = start_site()
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                self.state.setdefault("next", 1)
+                yield self.next()
+
+            def next(self):
+                return Request(f"{self.site}/ok/{self.state['next']}", dont_filter=True)
+
+            def parse(self, response):
+                note(response.url.rpartition("/")[2])
+                self.state["next"] += 1
+                if self.state["next"] == 15 and first_time("stop"):
+                    raise CloseSpider("enough")
+                if self.state["next"] <= 30:
+                    yield self.next()
+        """,
+        settings={**SCRAPYS, "HA_SEED_ONCE": False},
+        arguments=[f"-asite={site.url}"],
+    )
+    assert crawl.run().reason == "enough"
+    assert crawl.run().reason == "finished"
+    assert crawl.notes() == Counter(str(n) for n in range(1, 31))
+
+
+@pytest.mark.parametrize("filter_", [{}, RFP])
+def test_retries_that_wait_outlive_a_kill(
+    start_site: StartSite, make_crawl: MakeCrawl, filter_: dict[str, Any]
+) -> None:
+    """On timers, as Scrapy's scheduler keeps no times: they are tried at the time that they carry."""
+    site = start_site()
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                yield Request(f"{self.site}/fails/1/429/a?after=3")
+                yield Request(f"{self.site}/ok/b")
+                await asyncio.sleep(1)
+                if first_time("death"):
+                    die()
+
+            def parse(self, response):
+                note(response.url.rpartition("/")[2].partition("?")[0])
+        """,
+        settings={**SCRAPYS, **filter_, "HA_PACE_ENABLED": False},
+        arguments=[f"-asite={site.url}"],
+    )
+    assert crawl.run().status == SIGKILLED
+    run = crawl.run()
+    assert run.reason == "finished"
+    assert crawl.notes()["a"] == 1
+    asked = [event.time for event in site.events() if event.what == "asked" and "/a?" in event.page]
+    assert len(asked) == 2
+    assert asked[1] - asked[0] >= 3.0
+
+
+def test_what_cannot_be_stored_holds_its_page(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """S5, J7: it is in memory only, so its page is fetched again after a kill; said once, with the reason."""
+    site = start_site(delay=0.1)
+    crawl = make_crawl(
+        """
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                yield Request(self.site + "/ok/page")
+
+            def parse(self, response):
+                note("page")
+                yield Request(self.site + "/ok/child", callback=lambda response: self.child(response))
+                yield Request(self.site + "/ok/other", callback=lambda response: note("other"), priority=-1)
+
+            def child(self, response):
+                if first_time("death"):
+                    die()
+                note("child")
+        """,
+        settings={**SCRAPYS, "CONCURRENT_REQUESTS": 1},
+        arguments=[f"-asite={site.url}"],
+    )
+    assert crawl.run().status == SIGKILLED
+    run = crawl.run()
+    assert run.reason == "finished"
+    assert crawl.notes() == Counter(["page", "page", "child", "other"])
+    assert run.stats["ha/journal/unserializable"] >= 2
+    assert len([line for line in run.lines("WARNING") if "cannot be stored" in line]) == 1
+
+
+def test_a_second_process_is_refused(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """J9: with the owner's pid; the first one is unharmed."""
+    site = start_site(delay=0.2)
+    crawl = make_crawl(
+        CHAIN.replace("if n == 7", "if False"), settings=SCRAPYS, arguments=[f"-asite={site.url}"]
+    )
+    first = crawl.start()
+    while not crawl.notes():
+        pass
+    second = make_crawl(
+        CHAIN, name="second", settings={**SCRAPYS, "HA_DIR": str(crawl.directory / ".scrapy/ha/s")}
+    )
+    refused = second.run()
+    assert refused.status != 0
+    assert f"pid {first.pid}" in refused.log or str(first.pid) in refused.log
+    assert crawl.end(first).reason == "finished"
+    assert crawl.items().total() == 20
+
+
+def test_what_the_scheduler_loses_is_not_called_finished(
+    start_site: StartSite, make_crawl: MakeCrawl
+) -> None:
+    """J1: it is scheduled once more; lost again, the spider closes with a reason of its own, and the next run
+    takes it up."""
+    site = start_site()
+    crawl = make_crawl(
+        """
+        from scrapy.core.scheduler import Scheduler
+
+        class Losing(Scheduler):
+            def enqueue_request(self, request):
+                if request.url.endswith("/lost") and os.path.exists("lose"):
+                    return True
+                return super().enqueue_request(request)
+
+        class S(Spider):
+            name = "s"
+
+            async def start(self):
+                yield Request(self.site + "/ok/lost")
+                yield Request(self.site + "/ok/kept")
+
+            def parse(self, response):
+                note(response.url.rpartition("/")[2])
+        """,
+        settings={"SCHEDULER": "project.main.Losing"},
+        arguments=[f"-asite={site.url}"],
+    )
+    (crawl.directory / "lose").touch()
+    run = crawl.run()
+    assert run.reason == "incomplete"
+    assert crawl.notes() == Counter(["kept"])
+    (crawl.directory / "lose").unlink()
+    assert crawl.run().reason == "finished"
+    assert crawl.notes() == Counter(["kept", "lost"])
