@@ -12,6 +12,7 @@ import hashlib
 import importlib.util
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -58,7 +59,7 @@ class Bloom(Protocol):
         """The bits, for :meth:`load` of one with the same capacity and error rate."""
 
     def load(self, bits: bytes, count: int) -> None:
-        """Raises ``ValueError`` for bits of another size."""
+        """Raises ``ValueError`` for bits of another size, or what is no count."""
 
     def fill_ratio(self) -> float:
         """Share of the bits that are set; the error rate promised is reached at one half."""
@@ -113,8 +114,7 @@ class PyBloom:
         return bytes(self._bits.tobytes())
 
     def load(self, bits: bytes, count: int) -> None:
-        if len(bits) != self.memory:
-            raise ValueError("bits of another size")
+        _refuse_other_size(bits, self.memory, count)
         own = self._bits
         size = len(own)
         del own[:]
@@ -161,10 +161,13 @@ class RBloom:
         return bytes(self._filter.save_bytes())
 
     def load(self, bits: bytes, count: int) -> None:
-        loaded = self._type.load_bytes(bits, self._number)
-        if loaded.size_in_bits != self._filter.size_in_bits:
-            raise ValueError("bits of another size")
-        self._filter = loaded
+        own = self.dump()
+        _refuse_other_size(bits, len(own), count)
+        # Before the bits stands how many are asked for each key: any number would be believed.
+        head = len(own) - self.memory
+        if bits[:head] != own[:head]:
+            raise ValueError("bits of another number of hashes")
+        self._filter = self._type.load_bytes(bits, self._number)
         self.count = count
 
     def fill_ratio(self) -> float:
@@ -176,6 +179,11 @@ class RBloom:
     @property
     def memory(self) -> int:
         return int(self._filter.size_in_bits) // 8
+
+
+def _refuse_other_size(bits: bytes, size: int, count: int) -> None:
+    if len(bits) != size or type(count) is not int or not 0 <= count < 2**63:
+        raise ValueError("bits of another size")
 
 
 def pick(kind: str) -> type[PyBloom] | type[RBloom]:
@@ -264,10 +272,15 @@ class LayeredBloom:
 
     def load(self, layers: Iterable[tuple[int, bytes]]) -> None:
         """Hold what :meth:`dump` gave. Raises ``ValueError`` if it was of another size or kind."""
+        number = -1
         for number, (count, bits) in enumerate(layers):
             if number == len(self.layers):
+                if len(bits) < GROWTH * self._last.memory:  # no memory for what cannot be a layer
+                    raise ValueError("bits of another size")
                 self._grow()
             self.layers[number].load(bits, count)
+        if number < 0:
+            raise ValueError("no bits")
 
     def clear(self) -> None:
         self.layers = []
@@ -300,13 +313,17 @@ def _refuse_too_large(capacity: int, error_rate: float) -> None:
 def available_memory() -> int | None:
     """Bytes that this process can still take, as far as Linux says; else ``None``."""
     limits = []
-    try:
-        meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        limits.append(int(meminfo["MemAvailable"].split()[0]) * 1024)
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        if limit != "max":
-            limits.append(max(0, int(limit) - used))
-    except (OSError, ValueError, KeyError):
-        pass
+    with suppress(OSError, ValueError, KeyError):
+        limits.append(int(_fields("/proc/meminfo", ":")["MemAvailable"].split()[0]) * 1024)
+    with suppress(OSError, ValueError, KeyError):  # "max", where there is no limit, is no number
+        group = Path("/sys/fs/cgroup")
+        limit = int((group / "memory.max").read_text())
+        files = _fields(group / "memory.stat", " ")  # in memory because there was room
+        room = int(files["inactive_file"]) + int(files["active_file"])
+        limits.append(max(0, limit - int((group / "memory.current").read_text()) + room))
     return min(limits, default=None)
+
+
+def _fields(path: str | Path, separator: str) -> dict[str, str]:
+    lines = (line.partition(separator) for line in Path(path).read_text().splitlines())
+    return {name: value for name, _, value in lines}

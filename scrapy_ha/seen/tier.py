@@ -83,7 +83,7 @@ class BloomTier:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             self._number = self._load(old)
-        except (OSError, ValueError, KeyError, TypeError) as doubt:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as doubt:
             self.rebuilt = True
             self.bloom.clear()
             self._rebuild(keys(), doubt)
@@ -128,7 +128,13 @@ class BloomTier:
         self._due = False
         self._begin_delta()
         number, content = self._number, self._content(closed=False)
-        return lambda: self._write(number, content)
+
+        def write() -> None:
+            self._write(number, content)
+            if self._delta is None:  # keys have come that stand nowhere
+                self._remove([number], ".bloom")
+
+        return write
 
     def save(self) -> None:
         """Write the filter now."""

@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from functional.conftest import SCRIPT
 from functional.harness import SIGKILLED, MakeCrawl, Site, refetched
 from functional.site import SEEDS, UNLINKED, server
 
-ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "8"))
+ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "5"))
 PAGES = 1500
 CONCURRENCY = 16
 LONGEST = 3.0
@@ -35,8 +36,18 @@ SPIDER = f"""
 """
 
 
+SCRAPYS = {"SCHEDULER": "scrapy.core.scheduler.Scheduler"}
+SCHEDULERS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "memory": {**SCRAPYS, "DUPEFILTER_CLASS": "scrapy.dupefilters.RFPDupeFilter"},
+    "jobdir": {**SCRAPYS, "JOBDIR": "job"},
+}
+"""Scrapy's own with the checkpoint, in memory and on disk, with Scrapy's filter and with ours."""
+
+
 @pytest.mark.timeout(120 + 10 * ROUNDS)
-def test_kills_at_random_moments_lose_nothing(tmp_path: Path, make_crawl: MakeCrawl) -> None:
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_kills_at_random_moments_lose_nothing(tmp_path: Path, make_crawl: MakeCrawl, scheduler: str) -> None:
     """As many crawls as it takes for ``CHAOS_ROUNDS`` kills; each loses nothing and doubles nothing."""
     seed = int(os.environ.get("KILL_SEED", random.randrange(10**6)))
     print(f"the moments come from KILL_SEED={seed}")
@@ -46,17 +57,24 @@ def test_kills_at_random_moments_lose_nothing(tmp_path: Path, make_crawl: MakeCr
         crawls += 1
         options = (f"--pages={PAGES}", "--delay=0.02")
         with server.running(SCRIPT, *options, log=tmp_path / f"site-{crawls}.log") as site:
-            killed, refetches = crawl_and_kill(site, make_crawl, f"crawl-{crawls}", draw, ROUNDS - kills)
+            killed, refetches = crawl_and_kill(
+                site, make_crawl, f"crawl-{crawls}", draw, ROUNDS - kills, SCHEDULERS[scheduler]
+            )
         kills += killed
         again += refetches
     print(
-        f"{kills} kills in {crawls} crawls of {PAGES} pages: 0 lost, {again} fetched again, "
+        f"{scheduler}: {kills} kills in {crawls} crawls of {PAGES} pages: 0 lost, {again} fetched again, "
         f"of {kills * CONCURRENCY} allowed"
     )
 
 
 def crawl_and_kill(
-    site: Site, make_crawl: MakeCrawl, name: str, draw: random.Random, most: int
+    site: Site,
+    make_crawl: MakeCrawl,
+    name: str,
+    draw: random.Random,
+    most: int,
+    settings: dict[str, Any],
 ) -> tuple[int, int]:
     """One crawl to its end; how often it was killed, *most* times at most, and what it fetched again."""
     crawl = make_crawl(
@@ -66,6 +84,7 @@ def crawl_and_kill(
             "CONCURRENT_REQUESTS": CONCURRENCY,
             "CONCURRENT_REQUESTS_PER_DOMAIN": CONCURRENCY,
             "LOG_LEVEL": "INFO",
+            **settings,
         },
         arguments=[f"-asite={site.url}"],
     )

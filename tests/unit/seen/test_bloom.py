@@ -46,6 +46,37 @@ def test_bits_come_back(cls: type[Bloom]) -> None:
         cls(5000, 0.01).load(bloom.dump(), 1)  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(bits=st.binary(max_size=40), count=st.sampled_from([0, 5, -1, None, "5", 2**70]), whole=st.booleans())
+def test_any_bits_are_taken_or_refused(kind: str, bits: bytes, count: object, whole: bool) -> None:
+    """Whatever a file says: an error that is foreseen, or a filter that answers. rbloom alone panics."""
+    bloom = pick(kind)(20, 0.01)
+    if whole:
+        bits = (bits + bytes(len(bloom.dump())))[: len(bloom.dump())]
+    try:
+        bloom.load(bits, count)  # type: ignore[arg-type]
+    except ValueError:
+        bloom = pick(kind)(20, 0.01)
+    assert bloom.count >= 0
+    bloom.add(keys(1)[0])
+    assert keys(1)[0] in bloom
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_more_layers_than_there_are_bits_for(kind: str) -> None:
+    """A layer is made for bits that could fill it, so a short file cannot take all memory."""
+    bloom = LayeredBloom(1000, 0.01, kind)
+    first = next(iter(bloom.dump()))
+    with pytest.raises(ValueError, match="size"):
+        bloom.load([first] * 60)
+    assert len(bloom.layers) == 1
+    bloom.add_many(keys(5000))
+    other = LayeredBloom(1000, 0.01, kind)
+    other.load(bloom.dump())
+    assert len(other.layers) == 3
+    assert all(key in other for key in keys(5000))
+
+
 @given(st.binary(max_size=100))
 def test_any_key_becomes_a_normal_one(key: bytes) -> None:
     """Of fixed length; a fingerprint of the usual length stays as it is."""
@@ -83,6 +114,30 @@ def test_a_size_beyond_memory_is_refused() -> None:
     with pytest.raises(SettingError, match=r"HA_SEEN_CAPACITY = 1000000000000 .* needs [\d,]+ MB"):
         LayeredBloom(10**12, 0.01, "pybloom")
     assert bytes_needed(10**12, 0.01) == pytest.approx(1.198e12, rel=0.001)
+
+
+def test_memory_that_files_lie_in_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a container whose limit is filled by files that were read: they make room when asked to."""
+    said = {
+        "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n",
+        "/sys/fs/cgroup/memory.max": "4000000\n",
+        "/sys/fs/cgroup/memory.current": "3900000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 400000\nfile 3500000\ninactive_file 2000000\nactive_file 500000\n",
+    }
+    monkeypatch.setattr(module.Path, "read_text", lambda self: read(said, str(self)))
+    assert module.available_memory() == 2_600_000
+    said["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert module.available_memory() == 8_192_000
+    del said["/sys/fs/cgroup/memory.max"]
+    assert module.available_memory() == 8_192_000
+    said.clear()
+    assert module.available_memory() is None
+
+
+def read(said: dict[str, str], path: str) -> str:
+    if path not in said:
+        raise FileNotFoundError(path)
+    return said[path]
 
 
 def test_without_rbloom(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import random
 import signal
@@ -17,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scrapy_ha.crc import crc32c
 from scrapy_ha.errors import StoreDamaged, StoreLocked
 from scrapy_ha.seen import delta, tier
 from scrapy_ha.seen.store import SeenStore
@@ -243,6 +245,61 @@ def test_without_space_for_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert all(key in store for key in keys(100))
         store.close()
     again = make(tmp_path)
+    assert again.open().rebuilt
+    assert all(key in again for key in keys(100))
+    again.close()
+
+
+def test_space_that_ends_while_the_filter_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written then lacks the keys that could not be listed: it must not be believed."""
+    monkeypatch.setattr(tier, "FIRST_ENTRIES", 100)
+    monkeypatch.setattr(tier, "MOST_ENTRIES", 100)
+    store = make(tmp_path)
+    store.open()
+    store.add_many(keys(150))
+    write = store.tier.begin_save()
+
+    def full(handle: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(delta, "_reserve", full)
+        store.add_many(keys(400)[150:])
+    write()
+    die(store)
+    again = make(tmp_path)
+    assert again.open().rebuilt
+    assert all(key in again for key in keys(400))
+    again.close()
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"layers": [[1, 1]] * 60},
+        {"layers": [[-1, 0]]},
+        {"layers": {"a": "b"}},
+        {"layers": [["many", 1e308]]},
+        {"layers": []},
+        None,
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forged_file_is_not_believed(tmp_path: Path, kind: str, forged: dict[str, Any] | None) -> None:
+    """One with the right checksum and a header of somebody's own."""
+    store = make(tmp_path, kind=kind)
+    store.open()
+    store.add_many(keys(100))
+    store.close()
+    (file,) = (tmp_path / "seen" / "bloom").glob("*.bloom")
+    content = file.read_bytes()
+    at = len(tier.MAGIC) + 4
+    size = int.from_bytes(content[at - 4 : at], "big")
+    header = json.loads(content[at : at + size])
+    packed = json.dumps({**header, **forged}).encode() if forged is not None else b"[" * 100_000
+    body = tier.MAGIC + len(packed).to_bytes(4, "big") + packed + content[at + size : -4]
+    file.write_bytes(body + crc32c(body).to_bytes(4, "big"))
+    again = make(tmp_path, kind=kind)
     assert again.open().rebuilt
     assert all(key in again for key in keys(100))
     again.close()
