@@ -21,9 +21,14 @@ if TYPE_CHECKING:
 ABOUT = {
     "memory": "Scrapy's own scheduler, queue in memory",
     "jobdir": "Scrapy's own scheduler with `JOBDIR`",
+    "checkpoint": "Scrapy's own scheduler, queue in memory, with `CheckpointExtension`",
     "ha": '`ADDONS = {"scrapy_ha.Addon": 500}`, everything else at its default',
     "ha-scheduler": "`HAScheduler` alone, Scrapy's own retries and feeds",
     "none": "a set and a deque in place of a scheduler: what no scheduler can beat",
+}
+CHECKPOINT = {
+    "scrapy.extensions.spiderstate.SpiderState": None,
+    "scrapy_ha.checkpoint.CheckpointExtension": 0,
 }
 COMMON = {
     "CONCURRENT_REQUESTS": 32,
@@ -61,6 +66,7 @@ def settings(variant: str, directory: Path) -> dict[str, Any]:
     own: dict[str, dict[str, Any]] = {
         "memory": {},
         "jobdir": {"JOBDIR": str(directory)},
+        "checkpoint": {"EXTENSIONS": CHECKPOINT, "HA_DIR": str(directory)},
         "ha": {"ADDONS": {"scrapy_ha.Addon": 500}, "HA_DIR": str(directory)},
         "ha-scheduler": {"SCHEDULER": "scrapy_ha.scheduler.HAScheduler", "HA_DIR": str(directory)},
         "none": {"SCHEDULER": CheapScheduler},

@@ -75,10 +75,7 @@ class Seen:
         return None if value is None else layout.unpack_time(value)
 
     def keys(self) -> Iterator[bytes]:
-        start = len(self._prefix)
-        with self._db.iterator(prefix=self._prefix, include_value=False) as keys:
-            for key in keys:
-                yield key[start:]
+        return self._db.keys(self._prefix)
 
     def written(self) -> None:
         """Something was written."""

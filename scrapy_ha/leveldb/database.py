@@ -56,6 +56,15 @@ class Database:
             raise self._translation(error, "read", fatal=True) from error
         return value
 
+    def keys(self, prefix: bytes) -> Iterator[bytes]:
+        """All keys that start with *prefix*, without it."""
+        some = self._db.prefixed_db(prefix)
+        with (
+            self.translated("read"),
+            some.iterator(include_value=False, verify_checksums=True, fill_cache=False) as keys,
+        ):
+            yield from keys
+
     def write(self, batch: Any) -> None:
         """Write *batch* in one step: it survives ``kill -9``.
 

@@ -199,10 +199,7 @@ class SeenStore:
 
     def keys(self) -> Iterator[bytes]:
         """Of this generation, outdated ones too, in no order."""
-        start = len(self._prefix)
-        with self._db.iterator(prefix=self._prefix, include_value=False) as keys:
-            for key in keys:
-                yield key[start:]
+        return self._db.keys(self._prefix)
 
     def fsync(self) -> None:
         self._db.fsync()

@@ -18,11 +18,12 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from scrapy_ha import crc
-from scrapy_ha.seen.bloom import LayeredBloom, normal
+from scrapy_ha.seen.bloom import KEY_BYTES, LayeredBloom, normal
 from scrapy_ha.seen.delta import Delta, read_header, read_keys
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ FIRST_ENTRIES, MOST_ENTRIES = 1 << 16, 1 << 20
 SAY_EVERY = 5.0
 """Seconds between two lines on how far a rebuild is."""
 _LENGTH = 4
+_CHUNK = 4096
 
 
 class BloomTier:
@@ -181,18 +183,13 @@ class BloomTier:
     def _rebuild(self, keys: Iterable[bytes], doubt: Exception) -> None:
         began = said = time.monotonic()
         count = 0
-
-        def counted() -> Iterator[bytes]:
-            nonlocal count, said
-            for count, key in enumerate(keys, 1):
-                if not count % 65536 and time.monotonic() - said >= SAY_EVERY:
-                    said = time.monotonic()
-                    logger.info(
-                        "The Bloom filter in %s is being made anew: %d keys so far", self._path, count
-                    )
-                yield normal(key)
-
-        self.bloom.add_many(counted())
+        keys = iter(keys)
+        while chunk := list(islice(keys, _CHUNK)):
+            self.bloom.add_many([key if len(key) == KEY_BYTES else normal(key) for key in chunk])
+            count += len(chunk)
+            if time.monotonic() - said >= SAY_EVERY:
+                said = time.monotonic()
+                logger.info("The Bloom filter in %s is being made anew: %d keys so far", self._path, count)
         if count:
             logger.info(
                 "The Bloom filter in %s was made anew from %d keys in %.1f s (%s)",

@@ -70,10 +70,16 @@ def test_more_layers_than_there_are_bits_for(kind: str) -> None:
     with pytest.raises(ValueError, match="size"):
         bloom.load([first] * 60)
     assert len(bloom.layers) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("capacity", "error_rate"), [(1, 0.5), (7, 0.9), (1000, 0.01)])
+def test_layers_come_back(kind: str, capacity: int, error_rate: float) -> None:
+    """All of them, also the smallest, whose bits are few."""
+    bloom, other = (LayeredBloom(capacity, error_rate, kind) for _ in range(2))
     bloom.add_many(keys(5000))
-    other = LayeredBloom(1000, 0.01, kind)
     other.load(bloom.dump())
-    assert len(other.layers) == 3
+    assert [layer.count for layer in other.layers] == [layer.count for layer in bloom.layers]
     assert all(key in other for key in keys(5000))
 
 
