@@ -7,6 +7,7 @@ from the latest thousand, as most links of a crawl are.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -209,8 +210,6 @@ def one(what: str, **arguments: Any) -> dict[str, Any]:
 
 def killed(**arguments: Any) -> dict[str, float]:
     """As :func:`measure.child` of :func:`fill`; the child is killed after the last call."""
-    import json
-
     program = f"import json, os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import seen\n"
     program += "print(json.dumps(seen.fill(**json.loads(sys.argv[1]))), flush=True); os.kill(os.getpid(), 9)"
     done = subprocess.run(

@@ -128,7 +128,9 @@ def test_memory_that_files_lie_in_can_be_had(monkeypatch: pytest.MonkeyPatch) ->
         "/proc/meminfo": "MemTotal: 9000 kB\nMemAvailable: 8000 kB\n",
         "/sys/fs/cgroup/memory.max": "4000000\n",
         "/sys/fs/cgroup/memory.current": "3900000\n",
-        "/sys/fs/cgroup/memory.stat": "anon 400000\nfile 3500000\ninactive_file 2000000\nactive_file 500000\n",
+        "/sys/fs/cgroup/memory.stat": (
+            "anon 400000\nfile 3500000\ninactive_file 2000000\nactive_file 500000\n"
+        ),
     }
     monkeypatch.setattr(module.Path, "read_text", lambda self: read(said, str(self)))
     assert module.available_memory() == 2_600_000
