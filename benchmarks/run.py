@@ -23,6 +23,7 @@ import decisions
 import hotpath
 import measure
 import memory
+import seen
 import tombstones
 import variants
 
@@ -32,9 +33,21 @@ PROGRAMS = {
     "decisions": decisions,
     "memory": memory,
     "tombstones": tombstones,
+    "seen": seen,
     "deadhost": deadhost,
 }
-PACKAGES = ("scrapy-ha", "Scrapy", "Twisted", "lxml", "parsel", "plyvel", "plyvel-next", "msgspec")
+PACKAGES = (
+    "scrapy-ha",
+    "Scrapy",
+    "Twisted",
+    "lxml",
+    "parsel",
+    "plyvel",
+    "plyvel-next",
+    "msgspec",
+    "pybloom-live",
+    "rbloom",
+)
 
 
 def versions() -> str:

@@ -12,9 +12,8 @@ import os
 import random
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha1
@@ -30,6 +29,7 @@ from scrapy_ha.fingerprint import Fingerprints
 from scrapy_ha.seen import store as stores
 from scrapy_ha.seen.bloom import LayeredBloom
 from scrapy_ha.seen.store import SeenStore
+from scrapy_ha.seen.tier import BloomTier
 
 ERROR_RATE = 0.01
 BATCH = 100
@@ -48,11 +48,11 @@ LAYOUTS: dict[str, tuple[str | None, bool]] = {
     "rbloom, LevelDB with": ("rbloom", True),
 }
 """Kind of the filter in front, and whether LevelDB keeps filters of its own."""
-WHOLE = ("pybloom, LevelDB without", "rbloom, LevelDB without")
-"""Those that are used: measured at full size."""
+USED = {"pybloom": "pybloom, LevelDB without", "rbloom": "rbloom, LevelDB without"}
+"""What the dupefilter has: measured at full size."""
 LIMITS = {"pybloom": 3.0, "rbloom": 1.0}
-"""Microseconds for a new key."""
-QUICK = ["--count=20000", "--some=5000", "--calls=500"]
+"""Microseconds for a new key, by kind."""
+QUICK = ["--count=20000", "--some=5000", "--calls=500", "--rounds=1"]
 
 
 class NoFilter:
@@ -109,23 +109,27 @@ def resident() -> float:
 
 
 def filter_alone(kind: str, count: int, calls: int) -> dict[str, float]:
-    bloom = LayeredBloom(count, ERROR_RATE, kind)
-    began = perf_counter()
-    for key in keys(0, count // 2):
-        bloom.add(key)
-    one_by_one = perf_counter() - began
-    rest = list(keys(count // 2, count))
-    began = perf_counter()
-    bloom.add_many(rest)
-    bulk = perf_counter() - began
-    return {
-        "new": median(bloom.__contains__, list(keys(count, count + calls)), False),
-        "seen": median(bloom.__contains__, drawn(calls, range(count)), True),
-        "add": one_by_one / (count // 2) * 1e6,
-        "bulk": len(rest) / bulk,
-        "memory": bloom.memory / count,
-        "error": bloom.estimated_error(),
-    }
+    """A full one."""
+    directory = Path(tempfile.mkdtemp(prefix="benchmark-"))
+    try:
+        tier = BloomTier(directory, capacity=count, error_rate=ERROR_RATE, kind=kind)
+        tier.open("", "token", lambda: iter(()))
+        tier.bloom.add_many(keys(0, count - calls))
+        last = list(keys(count - calls, count))
+        before = perf_counter()
+        for key in last:
+            tier.add(key)
+        added = perf_counter() - before
+        popular = drawn(calls, range(max(0, count - POPULAR), count))
+        return {
+            "new": median(tier.perhaps, list(keys(count, count + calls)), False),
+            "popular": median(tier.perhaps, popular, True),
+            "any": median(tier.perhaps, drawn(calls, range(count)), True),
+            "add": added / calls * 1e6,
+            "memory": tier.bloom.memory / 2**20,
+        }
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def fingerprint(calls: int) -> dict[str, float]:
@@ -146,7 +150,7 @@ def fingerprint(calls: int) -> dict[str, float]:
 def opened(path: Path, layout: str, count: int) -> SeenStore:
     kind, policy = LAYOUTS[layout]
     bits = POLICY_BITS if policy else 0
-    stores.KIND = replace(stores.KIND, options={"bloom_filter_bits": bits})
+    stores.KIND = replace(stores.KIND, options={**stores.KIND.options, "bloom_filter_bits": bits})
     store = SeenStore(path, capacity=count, error_rate=ERROR_RATE, kind=kind or "pybloom")
     if kind is None:
         store.tier = NoFilter()  # type: ignore[assignment]
@@ -155,7 +159,7 @@ def opened(path: Path, layout: str, count: int) -> SeenStore:
 
 
 def fill(path: str, layout: str, count: int, calls: int) -> dict[str, float]:
-    """Fill a store, measure, and die with it open."""
+    """Fill a store, measure, print what was measured, and be killed with the store open."""
     idle = resident()
     store = opened(Path(path), layout, count)
     spent = longest = 0.0
@@ -177,6 +181,8 @@ def fill(path: str, layout: str, count: int, calls: int) -> dict[str, float]:
         "hold": longest * 1000,
         "memory": measure.peak_rss() - idle,
     }
+    print(json.dumps(result), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
     return result
 
 
@@ -194,30 +200,23 @@ def reopen(path: str, layout: str, count: int, rebuild: bool) -> dict[str, float
 
 
 def on_disk(path: Path) -> int:
-    """Bytes that files take, not counting what is reserved and holds nothing yet."""
-    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file() and file.suffix != ".delta")
+    """Bytes of the store that was closed."""
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
-def one(what: str, **arguments: Any) -> dict[str, Any]:
-    measures: dict[str, Callable[..., dict[str, float]]] = {
-        "filter": filter_alone,
-        "fingerprint": fingerprint,
-        "fill": fill,
-        "reopen": reopen,
-    }
-    return measures[what](**arguments)
+def one(what: str, **arguments: Any) -> dict[str, float]:
+    return {"filter": filter_alone, "fingerprint": fingerprint, "fill": fill, "reopen": reopen}[what](
+        **arguments
+    )
 
 
 def killed(**arguments: Any) -> dict[str, float]:
-    """As :func:`measure.child` of :func:`fill`; the child is killed after the last call."""
-    program = f"import json, os, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import seen\n"
-    program += "print(json.dumps(seen.fill(**json.loads(sys.argv[1]))), flush=True); os.kill(os.getpid(), 9)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps(arguments)], capture_output=True, encoding="utf-8"
-    )
-    if done.returncode != -9:
+    """What :func:`fill` measures."""
+    command = [sys.executable, __file__, "--child", json.dumps({"what": "fill", **arguments})]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8")
+    if done.returncode != -signal.SIGKILL:
         raise measure.ChildFailed(f"seen.py {arguments}: {done.returncode}\n{done.stderr[-3000:]}")
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    result: dict[str, float] = json.loads(done.stdout)
     return result
 
 
@@ -227,7 +226,7 @@ def layout(name: str, count: int, calls: int) -> dict[str, float]:
     arguments: dict[str, Any] = {"path": str(path), "layout": name, "count": count}
     try:
         result = killed(**arguments, calls=calls)
-        result["after kill"] = measure.child(__file__, what="reopen", **arguments, rebuild=False)["seconds"]
+        result["killed"] = measure.child(__file__, what="reopen", **arguments, rebuild=False)["seconds"]
         result["disk"] = on_disk(path) / count
         if LAYOUTS[name][0] is not None:
             shutil.rmtree(path / "bloom")
@@ -238,13 +237,93 @@ def layout(name: str, count: int, calls: int) -> dict[str, float]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def run(given: argparse.Namespace) -> measure.Section:
+    section = measure.Section(
+        title="What was seen",
+        about=(
+            f"Microseconds a call, medians of {given.calls:,} calls; of those the median (min–max) of "
+            f"{given.rounds} rounds. New keys are asked for and not added; popular ones are drawn from the "
+            f"latest {POPULAR:,}, any from all. Memory: the peak of all that is resident, less what an empty "
+            f"process has. The process is killed when it has measured («open»: the next start), and its "
+            "filter's files are removed («rebuilt»: keys a second of the start after that)."
+        ),
+        columns=(
+            "keys",
+            "tiers",
+            "new µs",
+            "popular µs",
+            "any µs",
+            "add µs",
+            "memory MB",
+            "bytes a key on disk",
+            "open s",
+            "rebuilt keys/s",
+        ),
+    )
+    cases: list[tuple[int, str]] = [(given.count, f"{kind} alone") for kind in KINDS]
+    cases += [(given.some, name) for name in LAYOUTS]
+    cases += [(given.count, name) for name in USED.values()]
+    results: dict[tuple[int, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for turn in range(given.rounds):
+        for count, name in cases:
+            before = perf_counter()
+            if name in LAYOUTS:
+                figures = layout(name, count, given.calls)
+            else:
+                kind = name.split()[0]
+                figures = measure.child(__file__, what="filter", kind=kind, count=count, calls=given.calls)
+            for figure, value in figures.items():
+                results[count, name][figure].append(value)
+            measure.progress(f"seen, round {turn + 1}: {name} {count:,} {perf_counter() - before:.0f} s")
+    shown = ("new", "popular", "any", "add", "memory", "disk", "killed", "rebuild")
+    for (count, name), taken in results.items():
+        cells = [measure.spread(taken[figure]) if figure in taken else "" for figure in shown]
+        section.rows.append((f"{count:,}", name, *cells))
+        section.figures[f"{name}/{count}"] = dict(taken)
+    cached = measure.child(__file__, what="fingerprint", calls=given.calls)["cached"]
+    section.figures["fingerprint"] = {"cached": [cached]}
+    for kind in KINDS:
+        judge(section, kind, results[given.count, f"{kind} alone"], results[given.count, USED[kind]])
+    section.targets.append(
+        measure.Target("fingerprint of a URL met before", "≤ 1 µs", measure.number(cached), cached <= 1)
+    )
+    return section
+
+
+def judge(
+    section: measure.Section, kind: str, alone: dict[str, list[float]], store: dict[str, list[float]]
+) -> None:
+    def most(what: str, limit: float, unit: str, taken: list[float]) -> None:
+        held = statistics.median(taken) <= limit
+        section.targets.append(
+            measure.Target(f"{kind}: {what}", f"≤ {limit:g} {unit}", measure.spread(taken), held)
+        )
+
+    most("new key, filter", LIMITS[kind], "µs", alone["new"])
+    most("new key, store", max(LIMITS.values()), "µs", store["new"])
+    most("popular key, store", 6, "µs", store["popular"])
+    most("memory", 150, "MB", store["memory"])
+    most("disk", 35, "bytes a key", store["disk"])
+    most("open after kill -9", 2, "s", store["killed"])
+    rate = store["rebuild"]
+    section.targets.append(
+        measure.Target(
+            f"{kind}: filter made anew",
+            "≥ 500,000 keys/s",
+            measure.spread(rate),
+            statistics.median(rate) >= 500_000,
+        )
+    )
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=10_000_000, help="keys of what is used")
+    parser.add_argument("--some", type=int, default=1_000_000, help="keys that the layouts are compared with")
+    parser.add_argument("--calls", type=int, default=20_000, help="timed calls of each kind")
+    parser.add_argument("--rounds", type=int, default=3)
+    return parser
+
+
 if __name__ == "__main__":
-    name, count = sys.argv[1:3]
-    if name == "--child":
-        measure.main(one, None, None)
-    elif name == "filter":
-        for kind in KINDS:
-            print(kind, measure.child(__file__, what="filter", kind=kind, count=int(count), calls=20000))
-        print(measure.child(__file__, what="fingerprint", calls=20000))
-    else:
-        print(name, layout(name, int(count), 20000))
+    measure.main(one, options, run)

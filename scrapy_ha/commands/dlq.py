@@ -208,7 +208,10 @@ def _replay(settings: BaseSettings, options: argparse.Namespace) -> int:
             replayed += completed(frontier.replay(replays))
         completed(frontier.sync())
     over = f", over {replayed * interval:.0f} s" if interval and replayed else ""
-    print(f"{replayed} will be tried again{over}. The next start of the crawl sends them.")
+    if replayed:
+        print(f"{replayed} will be tried again{over}. The next start of the crawl sends them.")
+    else:
+        print("0 will be tried again: none matches, or they wait for that already")
     return 0
 
 
@@ -221,7 +224,7 @@ def _purge(settings: BaseSettings, options: argparse.Namespace) -> int:
         for letters in _batches(frontier, options):
             purged += completed(frontier.purge([letter.dead.id for letter in letters]))
         completed(frontier.sync())
-    print(f"{purged} forgotten")
+    print(f"{purged} forgotten" if purged else "0 forgotten: none matches, or they are to be tried again")
     return 0
 
 
@@ -372,10 +375,9 @@ def _plain(text: str) -> str:
 
 
 def _identifier(text: str) -> int:
-    number = int(text)
-    if not 0 < number < 2**63:
-        raise ValueError(text)
-    return number
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number such as list shows")
+    return int(text)
 
 
 def _duration(text: str) -> float:

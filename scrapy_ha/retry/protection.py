@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 SAVE_EVERY = 1.0
 """Seconds between two writes of what changed; holds are written at once."""
 ANNOUNCED = {
-    "opened": (logging.WARNING, "%s fails: its requests wait, and one is tried now and then"),
+    "opened": (logging.WARNING, "%s fails: its requests wait, and one is tried in %.0f s"),
     "closed": (logging.INFO, "%s answers again"),
     "dead": (logging.WARNING, "%s has failed for HA_BREAKER_DEADLINE: what waits for it is given up"),
     "slowed": (logging.INFO, "%s asks for patience: it is sent requests at a lower rate"),
@@ -199,9 +199,10 @@ class Protection:
         level, line = ANNOUNCED[what]
         said = self._said[what] = self._said.get(what, 0) + 1
         if said <= SAID_AT_MOST:
-            logger.log(
-                level, line, *(() if slot is None else (slot,)), extra={"spider": self._crawler.spider}
-            )
+            values: tuple[object, ...] = () if slot is None else (slot,)
+            if what == "opened" and slot is not None:
+                values += (max(0.0, self.guard.free_at(slot) - self._run.time()),)
+            logger.log(level, line, *values, extra={"spider": self._crawler.spider})
         if said == SAID_AT_MOST:
             logger.info("No more lines like this one; the stat %s counts them", names.guarded(what))
 

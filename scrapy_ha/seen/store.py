@@ -25,8 +25,13 @@ KIND = Kind(
     word="store of what was seen",
     format=1,
     lost="what was done since may be done again",
-    # The filter in front answers what LevelDB's own would be asked for.
-    options={"bloom_filter_bits": 0},
+    options={
+        # The filter in front answers what LevelDB's own would be asked for.
+        "bloom_filter_bits": 0,
+        # Open tables are mapped into memory: 64 of them, the fewest that LevelDB takes.
+        "max_file_size": 2 * 2**20,
+        "max_open_files": 74,
+    },
 )
 STATE_KEY = b"m"
 PURGE_LIMIT = 10_000
