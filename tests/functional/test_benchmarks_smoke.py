@@ -22,7 +22,7 @@ def test_a_quick_run_reports_sane_figures(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == report.read_text("utf-8").strip()
 
-    crawl, calls, decisions, memory, pops, dead = json.loads(figures.read_text("utf-8")).values()
+    crawl, calls, decisions, memory, pops, seen, dead = json.loads(figures.read_text("utf-8")).values()
     assert set(crawl) == {"memory/10", "ha/10"}
     for measured in crawl.values():
         between(1, measured["pages_per_second"], 10_000)
@@ -47,6 +47,16 @@ def test_a_quick_run_reports_sane_figures(tmp_path: Path) -> None:
         between(1, measured["last"], 5000)
 
     assert set(decisions) == {f"{variant}/{status}" for variant in ("scrapy", "ha") for status in (200, 503)}
+    kinds = [name.split()[0] for name in seen if name.endswith("alone/20000")]
+    assert "pybloom" in kinds
+    for kind in kinds:
+        between(0.05, seen[f"{kind} alone/20000"]["new"], 200)
+        store = seen[f"{kind}, LevelDB without/20000"]
+        between(0.05, store["new"], 200)
+        between(20, store["disk"], 60)
+        between(0.001, store["killed"], 10)
+        between(10_000, store["rebuild"], 1e8)
+
     for measured in decisions.values():
         between(0.05, measured["median"], 5000)
 
@@ -55,7 +65,7 @@ def test_a_quick_run_reports_sane_figures(tmp_path: Path) -> None:
         between(0.5, measured["rate"], 10_000)
         between(0 if case == "none" else 1, measured["sent"], 50)
 
-    assert report.read_text("utf-8").count("| target |") == 6
+    assert report.read_text("utf-8").count("| target |") == 7
 
 
 def between(least: float, values: list[float], most: float) -> None:

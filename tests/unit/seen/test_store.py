@@ -305,6 +305,23 @@ def test_a_forged_file_is_not_believed(tmp_path: Path, kind: str, forged: dict[s
     again.close()
 
 
+def test_a_damaged_table_met_while_the_filter_is_made_anew(tmp_path: Path) -> None:
+    """Reported as such, and nothing stays locked: without all keys the filter would say «new» of some."""
+    store = make(tmp_path)
+    store.open()
+    store.add_many(keys(20_000))
+    store._db.compact(b"s", b"t")
+    store.close()
+    remove(list((tmp_path / "seen" / "bloom").iterdir()))
+    (table,) = (tmp_path / "seen" / "db").glob("*.ldb")
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 1
+    table.write_bytes(data)
+    for _ in range(2):
+        with pytest.raises(StoreDamaged, match="seen"):
+            make(tmp_path).open()
+
+
 def test_expiry(tmp_path: Path) -> None:
     """D10: seven days on, a key is new again, until it is added again."""
     clock = FakeClock(1_700_000_000)
