@@ -17,7 +17,7 @@ from scrapy.utils.conf import build_component_list
 from scrapy.utils.misc import load_object
 
 from scrapy_ha import Addon
-from scrapy_ha.addon import DECOMPRESSION, FEEDS, PIPELINE, RETRY, SCHEDULER
+from scrapy_ha.addon import CHECKPOINT, DECOMPRESSION, FEEDS, PIPELINE, RETRY, SCHEDULER
 from scrapy_ha.errors import SettingError
 
 STOCK_RETRY = "scrapy.downloadermiddlewares.retry.RetryMiddleware"
@@ -73,13 +73,16 @@ def test_retry_takes_the_place_of_the_stock_one() -> None:
     [
         ("HA_RETRY_ENABLED", "DOWNLOADER_MIDDLEWARES", RETRY),
         ("HA_FEEDS_ENABLED", "EXTENSIONS", FEEDS),
+        ("HA_CHECKPOINT_ENABLED", "EXTENSIONS", CHECKPOINT),
     ],
 )
 def test_each_part_has_a_switch(switch: str, setting: str, path: str, value: Any) -> None:
     """A part that is off leaves Scrapy's own where it was, also when the switch is text."""
     settings = apply(**{switch: value})
-    assert components(settings, setting) == components(Settings(), setting)
     assert load_object(path) not in components(settings, setting)
+    others = {"HA_FEEDS_ENABLED": False, "HA_CHECKPOINT_ENABLED": False} if setting == "EXTENSIONS" else {}
+    settings = apply(**{**others, switch: value})
+    assert components(settings, setting) == components(Settings(), setting)
 
 
 def test_scheduler_switch() -> None:
