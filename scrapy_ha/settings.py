@@ -239,7 +239,7 @@ def _declare() -> Mapping[str, Setting]:
         Setting(
             "HA_SEEN_CAPACITY",
             _integer,
-            10_000_000,
+            1_000_000,
             "a whole number, at least 1",
             "How many URLs the Bloom filter is made for: 1.35 bytes each at the default error rate, from the "
             "start. When more come it grows by itself.",

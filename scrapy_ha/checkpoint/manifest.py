@@ -118,9 +118,14 @@ def check_format(directory: Path, crawl: str | None) -> bool:
             f"{directory} holds the checkpoint of another crawl, {str(owner)[:80]!r}; this one is {crawl!r}. "
             "It was left as it is. Give each crawl a directory (HA_DIR) or a name (HA_NAMESPACE) of its own."
         )
+    return True
+
+
+def migrate(directory: Path) -> None:
+    """Bring *directory*, which :func:`check_format` has accepted and nobody else has open, up to date."""
+    version: int = json.loads((directory / FORMAT_FILE).read_bytes())["format"]
     for format_ in range(version, FORMAT):
         MIGRATIONS[format_](directory)
-    return True
 
 
 def write_format(directory: Path, crawl: str | None, versions: dict[str, str]) -> None:

@@ -26,6 +26,7 @@ from scrapy_ha.checkpoint.manifest import (
     Snapshot,
     check_format,
     digest,
+    migrate,
     read_manifest,
     write_format,
     write_manifest,
@@ -162,6 +163,8 @@ class CheckpointStore:
 
     def _open(self) -> Found:
         found = Found(fresh=not (self.path / FORMAT_FILE).exists())
+        if not found.fresh:
+            migrate(self.path)
         write_format(self.path, self._crawl, self._versions)
         listed = read_manifest(self.path)
         if listed is None:
