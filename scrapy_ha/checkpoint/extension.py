@@ -194,7 +194,7 @@ class CheckpointExtension:
         done = self._journal.settle_keys if self._journal is not None else _forget
         await in_thread(lambda: work.run(partial(fold, done=done)))
         if self._journal is not None:
-            self._journal.settled()
+            await self._journal.settled()
         self._stats.inc_value(names.CHECKPOINT_SNAPSHOTS)
 
     def _keep(self, marks: Mapping[str, bytes]) -> None:

@@ -31,7 +31,7 @@ from scrapy_ha.errors import BadRecord, Unserializable
 from scrapy_ha.fingerprint import Fingerprints
 from scrapy_ha.inflight import InFlight
 from scrapy_ha.lifecycle import watch
-from scrapy_ha.loop import sleep, spawn
+from scrapy_ha.loop import in_thread, sleep, spawn
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.seeding import Seeding
 from scrapy_ha.serialize import RequestCodec
@@ -47,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 BATCH = 200
 """Requests given back to the scheduler in one turn of the event loop."""
+SETTLED_AT_ONCE = 5000
+"""Keys forgotten in one turn: a millisecond or two."""
 HOLD_LIMIT = 1000
 """Pages that wait for what cannot be stored. It bounds what is held."""
 INCOMPLETE = "incomplete"
@@ -174,13 +176,16 @@ class Journal:
             self._seen.add_many([key for key in keys if key not in self._seen])
             self._leaving += keys
 
-    def settled(self) -> None:
+    async def settled(self) -> None:
         """The snapshot is made."""
         leaving, self._leaving = self._leaving, []
-        if self._seen is not None:
-            self._known.difference_update(leaving)
-            if self._seen.tier.wants_saving:
-                self._seen.tier.save()
+        if self._seen is None:
+            return
+        for start in range(0, len(leaving), SETTLED_AT_ONCE):
+            self._known.difference_update(leaving[start : start + SETTLED_AT_ONCE])
+            await sleep(0)
+        if self._seen.tier.wants_saving:
+            await in_thread(self._seen.tier.begin_save())
 
     def _knows(self, key: bytes) -> bool:
         return key in self._known or (self._seen is not None and key in self._seen)

@@ -94,6 +94,8 @@ def test_requirements(built: tuple[Path, Path], python: str, leveldb: str) -> No
     environment = {"python_version": python, "extra": ""}
     needed = {each.name for each in requirements if each.marker is None or each.marker.evaluate(environment)}
     others = {
+        "bitarray",
+        "google-crc32c",
         "itemadapter",
         "msgspec",
         "prometheus-client",

@@ -32,6 +32,16 @@ def test_what_was_added_is_perhaps_seen_and_few_others_are(cls: type[Bloom]) -> 
     assert 0.4 < bloom.fill_ratio() < 0.6
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_at_once_set_the_bits_of_one_by_one(kind: str) -> None:
+    """What is made anew is the filter that was."""
+    many, single = (LayeredBloom(1000, 0.01, kind) for _ in range(2))
+    many.add_many(keys(2500))
+    for key in keys(2500):
+        single.add(key)
+    assert list(many.dump()) == list(single.dump())
+
+
 @pytest.mark.parametrize("cls", [PyBloom, RBloom])
 def test_bits_come_back(cls: type[Bloom]) -> None:
     """In another filter of the same size, as another process would have it; not in one of another size."""
