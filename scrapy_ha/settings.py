@@ -722,7 +722,7 @@ def _declare() -> Mapping[str, Setting]:
             3600.0,
             seconds,
             "After so many seconds the crawl goes on all the same, until something answers; after a tenth of "
-            "that when none of the slots had ever answered, but others had. 0: it waits for ever.",
+            "that when most of the slots had never answered, but others had. 0: it waits for ever.",
             lambda v: v >= 0,
         ),
     )

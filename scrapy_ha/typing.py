@@ -320,7 +320,8 @@ class Frontier(Protocol):
     ) -> list[bool]:
         """End leases, store children, mark keys seen and keep marks, all in one step (I3).
 
-        With *seeded*, all start requests are stored, and their identities are no longer needed.
+        A mark that is given as ``b""`` is forgotten. With *seeded*, all start requests are stored, and
+        their identities are no longer needed.
 
         Returns:
             For each settlement whether it was accepted. A lease that expired and was taken

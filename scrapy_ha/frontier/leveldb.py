@@ -350,7 +350,10 @@ class LevelDBFrontier:
         for key in seen:
             self._seen.add(batch, key, self.clock.time())
         for name, value in (marks or {}).items():
-            batch.put(layout.mark_key(name), value)
+            if value:
+                batch.put(layout.mark_key(name), value)
+            else:
+                batch.delete(layout.mark_key(name))
         accepted: list[tuple[Settlement, _Held]] = []
         verdicts = []
         ended: set[int] = set()

@@ -254,7 +254,12 @@ class MemoryFrontier:
         store = self._store
         await self.offer(children)
         store.seen.update(dict.fromkeys(seen, self._clock.time()))
-        store.marks.setdefault(self._worker, {}).update(marks or {})
+        kept = store.marks.setdefault(self._worker, {})
+        for name, value in (marks or {}).items():
+            if value:
+                kept[name] = value
+            else:
+                kept.pop(name, None)
         store.begun = store.begun or bool(seen or marks or seeded)
         if seeded:
             store.seeded = True

@@ -103,8 +103,8 @@ class Breaker:
         """Half-open, and the probe is on its way."""
         return self.is_half_open(now) and self.until <= self.probe_at and now < self.probe_at + rules.patience
 
-    def taken(self, now: float) -> None:
-        """A request was handed out."""
+    def sent(self, now: float) -> None:
+        """A request goes to the downloader; when half-open, it is the probe."""
         if self.is_half_open(now):
             self.probe_at = now
 

@@ -26,6 +26,9 @@ class BudgetRules:
     """Retries that a slot may send at once after quiet; the whole crawl ten times that."""
     connections: float = 8.0
     """How many connections retries may keep busy, on average over a minute; above 0."""
+    longest: float = 200.0
+    """Seconds that a retry is expected to keep one busy at most, whatever the last attempt took: the
+    process may have been stopped, or the machine asleep."""
 
     def of_slot(self, now: float) -> Bucket:
         return Bucket(self.burst, self.rate, now)

@@ -138,7 +138,6 @@ class Guard:
         self._announce_open(now)
         if (record := self._slots.get(slot)) is not None:
             record.last = now
-            record.breaker.taken(now)
 
     # What others ask
 
@@ -150,10 +149,11 @@ class Guard:
     def admits(self, slot: str) -> bool:
         """Whether a request may be sent now, where no scheduler asks :meth:`limit`.
 
-        While a probe is on its way, none may. Call :meth:`taken` for what is sent.
+        While a probe is on its way, none may. While one was handed out but waits for something itself,
+        such as ``robots.txt``, that may be sent. Call :meth:`taken` for what is sent.
         """
         now = self._clock.time()
-        if not self._outage.allows(now):
+        if not self._outage.allows(now) and not self._outage.is_reserved:
             return False
         record = self._slots.get(slot)
         if record is None or (limit := record.limit(now)) is None:
@@ -207,16 +207,43 @@ class Guard:
 
     def sent(self, slot: str, first: bool) -> None:
         """A request of *slot* goes to the downloader; *first*: it is no retry."""
-        self._meter.add(slot, self._clock.time())
+        now = self._clock.time()
+        self._meter.add(slot, now)
+        self._outage.sent(now)
+        record = self._slots.get(slot)
+        if record is not None:
+            record.breaker.sent(now)
         if not first:
             return
         ratio = self._rules.budget.ratio
         if self._crawl.tokens < self._crawl.capacity:
             self._crawl.deposit(ratio)
             self._crawl_dirty = True
-        if (record := self._slots.get(slot)) is not None:
+        if record is not None:
             record.budget.deposit(ratio)
             self._dirty.add(slot)
+
+    def heard(self, slot: str, sent_at: float) -> None:
+        """Something came back for a request that was sent at *sent_at*, whatever it says.
+
+        To be called first of all: :meth:`succeeded` or :meth:`failed` need not follow, as others may keep
+        the response to themselves.
+        """
+        self._answered(slot, self._clock.time())
+        if (record := self._slots.get(slot)) is not None:
+            record.breaker.undecided(sent_at)
+
+    def unsent(self, slot: str, sent_at: float | None = None) -> None:
+        """A request ended of which nothing went out: it was dropped, or answered out of a cache.
+
+        Args:
+            sent_at: When :meth:`sent` was told of it; ``None``: it was not.
+        """
+        now = self._clock.time()
+        self._outage.unsent(sent_at, now)
+        self._announce_open(now)
+        if sent_at is not None and (record := self._slots.get(slot)) is not None:
+            record.breaker.undecided(sent_at)
 
     def succeeded(self, slot: str, sent_at: float) -> None:
         """The host answered, as it should, a request that was sent at *sent_at*."""
@@ -244,7 +271,7 @@ class Guard:
             return COUNTS_NOT if self._outage.failed(slot, now, now, False) else COUNTS
         record = self._record(slot, now)
         record.last = now
-        record.took = max(0.0, now - sent_at)
+        record.took = min(max(0.0, now - sent_at), self._rules.budget.longest)
         if cls == FailureClass.THROTTLED:
             self._throttled(slot, record, sent_at, now)
         excused = False
@@ -368,6 +395,10 @@ class Guard:
             changes[CRAWL] = encode_bucket(self._crawl)
         return changes
 
+    def discard_changes(self) -> None:
+        """To be called in place of :meth:`export` where nothing is stored: it remembers what changed."""
+        self._dirty.clear()
+
     def restore(self, records: Mapping[str, bytes]) -> None:
         """Take in what :meth:`export` gave, here, before a restart or in another worker.
 
@@ -375,17 +406,23 @@ class Guard:
         nothing is counted twice: of two holds the later end; of two breakers the one that opened or closed
         later; of two paces the one cut later; of two budgets the one with less in it. So a store that a
         fleet shares needs no more than the latest record of each worker, or their merger.
-        Other names are left alone; what is no record is counted in :attr:`bad_records`, and ignored.
+        Other names are left alone; what is no record is counted in :attr:`bad_records`, ignored, and
+        replaced with the next :meth:`export`.
         """
         now = self._clock.time()
         for name, data in records.items():
+            slot = name[len(PREFIX) :] if name.startswith(PREFIX) else None
             try:
                 if name == CRAWL and data:
                     merge_bucket(self._crawl, data, now)
-                elif name.startswith(PREFIX):
-                    self._restore_slot(name[len(PREFIX) :], data, now)
+                elif slot is not None:
+                    self._restore_slot(slot, data, now)
             except BadRecord:
                 self.bad_records += 1
+                if slot is None:
+                    self._crawl_dirty = True
+                else:
+                    self._dirty.add(slot)
 
     # Inside
 

@@ -6,10 +6,8 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
-from weakref import WeakKeyDictionary
 
 from scrapy.exceptions import IgnoreRequest, NotConfigured
-from scrapy.http.request import NO_CALLBACK
 from scrapy.utils.response import response_status_message
 
 from scrapy_ha import settings as declared
@@ -36,10 +34,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NOT_SENT = ("", 0.0)
-
 LOOK_INTERVAL = 0.5
 """Seconds between two looks at whether the spider closes, while a request waits here."""
+
+
+class _Abandoned(IgnoreRequest):
+    """Raised for a request that is given up unsent."""
 
 
 class ClassifiedRetryMiddleware:
@@ -85,10 +85,8 @@ class ClassifiedRetryMiddleware:
         self._reports = Reports(crawler)
         self._priority_adjust = settings.getint("RETRY_PRIORITY_ADJUST")
         self._wait_cap: float = declared.read(settings, "HA_RETRY_WAIT_CAP")
-        self.protection = Protection(crawler)
+        self.protection = Protection(crawler, self.decider.lists.http_codes)
         self.timers = Timers(crawler, self._retried_by_callback)
-        self._sent: WeakKeyDictionary[Request, tuple[str, float]] = WeakKeyDictionary()
-        """Slot and time, epoch seconds, of what is on its way."""
         self._run.failed = self.process_exception
 
     @classmethod
@@ -121,6 +119,8 @@ class ClassifiedRetryMiddleware:
     ) -> Request | Coroutine[Any, Any, Request | None] | None:
         protection = self.protection
         slot = protection.slot_of(request)
+        if not slot:
+            return None  # data: or file:, which no host answers
         if protection.guard.is_dead(slot):
             self._abandon(request, slot)
         # Our own scheduler has asked already.
@@ -135,9 +135,7 @@ class ClassifiedRetryMiddleware:
         status = response.status
         named = self._named(request, response)
         if named is None and status < 400 and status not in self.decider.lists.http_codes:
-            slot, sent = self._sent.pop(request, _NOT_SENT)
-            if slot and not response.flags:  # not out of a cache
-                self.protection.succeeded(slot, sent)
+            self.protection.succeeded(request)
             return response
         now = self._run.time()
         asked = asked_of(response, now)
@@ -157,6 +155,8 @@ class ClassifiedRetryMiddleware:
     def process_exception(
         self, request: Request, exception: Exception, spider: Spider | None = None
     ) -> Request | Coroutine[Any, Any, Request | None] | None:
+        if isinstance(exception, _Abandoned):
+            return None  # it has been given up
         named = self._named(request, exception)
         own = classify_exception(exception, proxied=bool(request.meta.get("proxy")))
         attempt = Attempt(
@@ -173,7 +173,7 @@ class ClassifiedRetryMiddleware:
     # Before an attempt
 
     def _send(self, request: Request, slot: str) -> None:
-        self._sent[request] = slot, self.protection.sent(request, slot, self._run.keeps_times(request))
+        self.protection.sent(request, slot, self._run.keeps_times(request))
 
     def _abandon(self, request: Request, slot: str) -> NoReturn:
         """Give *request* up unsent: its host has been down for too long."""
@@ -181,7 +181,7 @@ class ClassifiedRetryMiddleware:
         attempts = get_state(request).get("attempts", {})
         cls = next(reversed(attempts), FailureClass.CONNECTION.value)
         self._give_up(request, Decision(cls, reason=reason), reason, self._run.time())
-        raise IgnoreRequest(reason)
+        raise _Abandoned(reason)
 
     def _hold(self, request: Request, slot: str) -> Request | Coroutine[Any, Any, None]:
         """Keep *request*, whose host is not to be sent any, from being sent."""
@@ -221,12 +221,8 @@ class ClassifiedRetryMiddleware:
         otherwise: T,
     ) -> Request | T | Coroutine[Any, Any, Request | T]:
         """What comes of an attempt that may have failed: a retry, now or awaited, or *otherwise*."""
-        slot, sent = self._sent.pop(request, _NOT_SENT)
-        if not slot:
-            slot, sent = self.protection.slot_of(request), attempt.now
-        cls = attempt.cls or FailureClass.SERVER.value
-        again = "attempts" in get_state(request)
-        counts = self.protection.failed(slot, cls, sent, again) and not is_closing(self.crawler)
+        counts, sent = self.protection.failed(request, attempt.cls or FailureClass.SERVER.value)
+        slot, counts = sent.slot, counts and not is_closing(self.crawler)
         decision = self.decider.decide(attempt if counts else replace(attempt, counts=False))
         if decision is None:
             return otherwise
@@ -239,7 +235,7 @@ class ClassifiedRetryMiddleware:
             self._reports.waits(request, decision.cls, reason)
             return self._later(request, request.copy(), get_state(request), self._free_at(slot), otherwise)
         if decision.cls in self.remedies:
-            return self._cured(request, attempt, outcome, decision, reason, otherwise, slot, sent)
+            return self._cured(request, attempt, outcome, decision, reason, otherwise, slot, sent.at)
         return self._again(request, request, decision, reason, otherwise, slot)
 
     async def _cured(
@@ -290,18 +286,20 @@ class ClassifiedRetryMiddleware:
         delay = due - self._run.time()
         kept = self._run.keeps_times(request) or (delay > 0 and self.timers.takes(request))
         set_state(retry, {**state, "due": due} if kept else state)
-        return retry if kept or delay <= 0 else self._wait(retry, delay, otherwise)
+        if kept or delay <= 0:
+            return retry
+        return self._wait(retry, delay, otherwise, self.timers.handed_out(request))
 
-    async def _wait(self, retry: Request, delay: float, otherwise: T) -> Request | T:
+    async def _wait(self, retry: Request, delay: float, otherwise: T, scheduled: bool) -> Request | T:
         """*retry* after *delay* seconds, cut to ``HA_RETRY_WAIT_CAP``, or at once when the spider closes.
 
-        No scheduler would keep a request without a callback (``robots.txt``, media) then: it ends
-        with *otherwise*, its failure.
+        No scheduler would keep a request then that it has not handed out (``robots.txt``, media,
+        ``engine.download_async``): it ends with *otherwise*, its failure.
         """
         left = min(delay, self._wait_cap)
         while left > 0:
             if is_closing(self.crawler):
-                return otherwise if retry.callback is NO_CALLBACK else retry
+                return retry if scheduled else otherwise
             await sleep(min(left, LOOK_INTERVAL))
             left -= LOOK_INTERVAL
         return retry

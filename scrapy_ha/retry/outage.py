@@ -2,7 +2,9 @@
 
 The sign is that slots fail alike: many failures to connect, of many slots, of nearly all that were
 tried, and nobody answers. A slot that already failed when others still answered is sick itself and is
-no sign: so a list of dead names among good hosts is no outage, nor are its repetitions at the end.
+no sign: so a list of dead names among good hosts is no outage, nor are its repetitions at the end. Nor
+are such names, slow to fail, that take up all connections: among what failed must be a slot that had
+answered before, if any had. A pause would keep the others from being asked.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ WORKED = 10_000
 """Slots that answered, remembered at least, as far as there were so many; twice that at most."""
 
 UNSURE = 0.1
-"""Share of the deadline after which an outage is no longer believed of which no slot had ever answered
-while others had: it may be that only dead hosts are left."""
+"""Share of the deadline after which an outage is no longer believed, or suspected, of which most slots
+had never answered while others had: it may be that only dead hosts are left."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Outage:
     """Watches the outcomes of all slots, and pauses the crawl while the network is down.
 
     From the moment in which all signs but the silence are there it is *suspected*: failures are not to be
-    counted against requests then. When the silence has lasted it is *on*: nothing may be sent but probes.
-    Any answer ends both.
+    counted against requests then. When the silence has lasted, and a slot has failed that had answered, it
+    is *on*: nothing may be sent but probes. Any answer ends both.
 
     Args:
         rules: ``None``: there never is an outage.
@@ -72,6 +74,10 @@ class Outage:
         """When the present outage is no longer believed; 0: never."""
         self._interval = 0.0
         self._next_probe = 0.0
+        self.is_reserved = False
+        """A probe was handed out and is not sent yet: first that may be sent which it waits for."""
+        self._sent_at = 0.0
+        """When the last one was sent."""
         self._worked: set[str] = set()
         self._worked_before: set[str] = set()
 
@@ -127,9 +133,13 @@ class Outage:
         self._prune(rules, now)
         if not self._suspected(rules) or now < self.began + rules.silence:
             return False
+        if self._heard is not None and not self._failed_of_old():
+            self._given_up = 0 < rules.deadline * UNSURE <= now - self.began
+            return False
         self.on = True
         self._interval = rules.probe
         self._next_probe = now + rules.probe
+        self.is_reserved = False
         self._until = now + rules.deadline * (1 if self._is_sure() else UNSURE) if rules.deadline else 0.0
         return True
 
@@ -139,16 +149,37 @@ class Outage:
 
     def taken(self, now: float) -> None:
         """A request was handed out; during an outage it is the probe."""
-        if self.on and self._rules is not None:
+        if self.on and self._rules is not None and self.allows(now):
             self._interval = min(2 * self._interval, self._rules.max_probe)
             self._next_probe = now + self._interval
+            self.is_reserved = True
+
+    def sent(self, now: float) -> None:
+        """A request goes to the downloader."""
+        if self.on:
+            self.is_reserved = False
+            self._sent_at = now
+
+    def unsent(self, sent_at: float | None, now: float) -> None:
+        """A request ended of which nothing went out; *sent_at*: when it was about to, if it ever was.
+
+        Was it the probe, another may go.
+        """
+        if self._rules is None or not self.on:
+            return
+        if self.is_reserved if sent_at is None else sent_at >= self._sent_at:
+            self.is_reserved = False
+            self._interval = max(self._interval / 2, self._rules.probe)
+            self._next_probe = now
 
     def free_at(self, now: float) -> float:
-        """When the next probe may go or, while an outage is only suspected, when that is decided; 0: now."""
+        """When the next probe may go or, while an outage is only suspected, when what failed is to be tried
+        again; 0: now."""
         if self.on:
             return 0.0 if self.allows(now) else self._next_probe
         if self._rules is not None and self._suspected(self._rules):
-            return self.began + self._rules.silence
+            decided = self.began + self._rules.silence
+            return decided if decided > now else now + self._rules.max_probe
         return 0.0
 
     def next_event(self, now: float) -> float | None:
@@ -171,11 +202,12 @@ class Outage:
             and len(self._signs) >= rules.share * (len(self._signs) + len(self._others))
         )
 
+    def _failed_of_old(self) -> int:
+        """How many of the slots that failed had answered before."""
+        return sum(slot in self._worked or slot in self._worked_before for slot in self._signs)
+
     def _is_sure(self) -> bool:
-        if self._heard is None:
-            return True
-        worked = sum(slot in self._worked or slot in self._worked_before for slot in self._signs)
-        return 2 * worked >= len(self._signs)
+        return self._heard is None or 2 * self._failed_of_old() >= len(self._signs)
 
     def _prune(self, rules: OutageRules, now: float) -> None:
         entries = self._entries

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Collection
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from scrapy import signals
 from scrapy.exceptions import DontCloseSpider
@@ -16,7 +19,7 @@ from scrapy_ha.loop import Ticker, Timer, call_later, spawn
 from scrapy_ha.retry.breaker import BreakerRules
 from scrapy_ha.retry.budget import BudgetRules
 from scrapy_ha.retry.decide import heeds_retry_after
-from scrapy_ha.retry.guard import Guard
+from scrapy_ha.retry.guard import UNTOLD, Guard
 from scrapy_ha.retry.outage import OutageRules
 from scrapy_ha.retry.pace import PaceRules
 from scrapy_ha.retry.retry_after import parse_http_date, parse_retry_after
@@ -43,10 +46,24 @@ ANNOUNCED = {
         logging.WARNING,
         "The network seems to be down: the crawl pauses, and tries one request now and then",
     ),
-    "outage_over": (logging.INFO, "The network is up again: the crawl goes on"),
+    "outage_over": (
+        logging.INFO,
+        "The crawl goes on: something answered, or nothing has for too long to go on waiting",
+    ),
 }
 SAID_AT_MOST = 1000
 """Lines of each kind; further ones are only counted."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that is on its way."""
+
+    slot: str
+    at: float
+    """Epoch seconds."""
+    heard: bool = False
+    """A response came."""
 
 
 class Protection:
@@ -54,10 +71,15 @@ class Protection:
 
     ``Retry-After`` of any response holds its whole slot. What the guard knows is kept by the scheduler,
     if that is ours, and is there again after a restart.
+
+    Args:
+        failures: Statuses that are failures.
     """
 
-    def __init__(self, crawler: Crawler) -> None:
+    def __init__(self, crawler: Crawler, failures: Collection[int]) -> None:
         self._crawler = crawler
+        self._failures = failures
+        self._sent: WeakKeyDictionary[Request, Sent] = WeakKeyDictionary()
         self._stats: Any = crawler.stats
         self._run = run_of(crawler)
         self.guard = _guard(crawler.settings, self._run)
@@ -81,24 +103,39 @@ class Protection:
     def slot_of(self, request: Request) -> str:
         return self._names.of(request)
 
-    def sent(self, request: Request, slot: str, tracked: bool) -> float:
-        """*request* goes to the downloader; the time, epoch seconds."""
+    def sent(self, request: Request, slot: str, tracked: bool) -> None:
+        """*request* goes to the downloader."""
+        self._sent[request] = Sent(slot, self._run.time())
         if not tracked:  # our scheduler has said so when it handed it out
             self.guard.taken(slot)
         self.guard.sent(slot, first="attempts" not in get_state(request))
         if self._own_delays or self.guard.delay_of(slot):
             self._set_pace(request, slot)
-        return self._run.time()
 
-    def succeeded(self, slot: str, sent: float) -> None:
-        self.guard.succeeded(slot, sent)
+    def succeeded(self, request: Request) -> None:
+        """There is a response to *request*, and it is none of a failure; it may be out of a cache."""
+        sent = self._sent.pop(request, None)
+        if sent is not None and sent.heard:
+            self.guard.succeeded(sent.slot, sent.at)
+        elif sent is not None:
+            self.guard.unsent(sent.slot, sent.at)
+        elif self.guard.in_outage:
+            self.guard.unsent(self.slot_of(request))
         self._arm()
 
-    def failed(self, slot: str, cls: str, sent: float, again: bool) -> bool:
-        """Whether the failure uses up an attempt. *again*: it is not the request's first."""
-        counts = self.guard.failed(slot, cls, sent, again).counts
+    def failed(self, request: Request, cls: str) -> tuple[bool, Sent]:
+        """*request* failed. Whether that uses up an attempt; where and when it was sent."""
+        sent = self._sent.pop(request, None)
+        if sent is None:
+            sent = Sent(self.slot_of(request), self._run.time())
+            if cls in UNTOLD:  # it was dropped on its way to the downloader, by another middleware
+                self.guard.unsent(sent.slot)
+                self._arm()
+                return True, sent
+        again = "attempts" in get_state(request)
+        counts = self.guard.failed(sent.slot, cls, sent.at, again).counts
         self._arm()
-        return counts
+        return counts, sent
 
     def reserve_retry(self, slot: str) -> float:
         at = self.guard.reserve_retry(slot)
@@ -126,6 +163,7 @@ class Protection:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._timer_at = -math.inf
         spawn(self._saver.stop())
 
     def _idle(self) -> None:
@@ -134,6 +172,15 @@ class Protection:
             raise DontCloseSpider
 
     def _downloaded(self, response: Response, request: Request, spider: Spider) -> None:
+        if (sent := self._sent.get(request)) is not None:
+            sent.heard = True
+            if 300 <= response.status < 400 and response.status not in self._failures:
+                # Another middleware follows a redirect before ours sees the response.
+                del self._sent[request]
+                self.guard.succeeded(sent.slot, sent.at)
+            else:
+                self.guard.heard(sent.slot, sent.at)
+            self._arm()
         if b"Retry-After" in response.headers and heeds_retry_after(response.status):
             self._hold(response, request)
         if self._own_delays:
@@ -189,9 +236,14 @@ class Protection:
 
     async def _save_soon(self) -> None:
         self._save()
+        engine: Any = self._crawler.engine
+        for name in self._own_delays.keys() - engine.downloader.slots.keys():
+            del self._own_delays[name]  # the downloader has dropped the slot, and its delay with it
 
     def _save(self) -> None:
-        if self._run.keep is not None and (changes := self.guard.export()):
+        if self._run.keep is None:
+            self.guard.discard_changes()
+        elif changes := self.guard.export():
             self._run.keep(changes)
 
     def _observe(self, what: str, slot: str | None) -> None:
@@ -219,6 +271,7 @@ def _guard(settings: BaseSettings, clock: Any) -> Guard:
     def read(name: str) -> Any:
         return declared.read(settings, name)
 
+    patience = settings.getfloat("DOWNLOAD_TIMEOUT") + 20
     breaker = BreakerRules(
         rate=read("HA_BREAKER_RATE"),
         window=read("HA_BREAKER_WINDOW"),
@@ -227,7 +280,7 @@ def _guard(settings: BaseSettings, clock: Any) -> Guard:
         cooldown=read("HA_BREAKER_COOLDOWN"),
         max_cooldown=max(read("HA_BREAKER_MAX_COOLDOWN"), read("HA_BREAKER_COOLDOWN")),
         deadline=read("HA_BREAKER_DEADLINE"),
-        patience=settings.getfloat("DOWNLOAD_TIMEOUT") + 20,
+        patience=patience,
     )
     pace = PaceRules(
         cut=read("HA_PACE_CUT"), recovery=read("HA_PACE_RECOVERY"), max_delay=read("HA_PACE_MAX_DELAY")
@@ -249,6 +302,7 @@ def _guard(settings: BaseSettings, clock: Any) -> Guard:
             ratio=read("HA_RETRY_BUDGET"),
             rate=read("HA_RETRY_BUDGET_RATE"),
             connections=max(1.0, read("HA_RETRY_CONCURRENCY") * settings.getint("CONCURRENT_REQUESTS")),
+            longest=patience,
         ),
         breaker=breaker if read("HA_BREAKER_ENABLED") else None,
         pace=pace if read("HA_PACE_ENABLED") else None,

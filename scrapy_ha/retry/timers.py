@@ -80,13 +80,17 @@ class Timers:
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def handed_out(self, request: Request) -> bool:
+        """Whether the engine got *request* from the scheduler, where that is not ours."""
+        return request in self._handed_out
+
     def takes(self, request: Request) -> bool:
         """Whether a retry of *request* may wait here: its ``due`` will be kept to.
 
         Not when the engine did not get it from the scheduler (``robots.txt``, media,
         ``engine.download_async``), nor when too many wait, which is counted and said once.
         """
-        if request not in self._handed_out:
+        if not self.handed_out(request):
             return False
         if len(self._waiting) < LIMIT:
             return True

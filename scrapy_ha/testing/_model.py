@@ -234,7 +234,8 @@ class Model:
 
     def store_marks(self, worker: str, seen: Sequence[bytes], marks: Mapping[str, bytes]) -> None:
         self.seen.update(seen)
-        self.marks.setdefault(worker, {}).update(marks)
+        kept = {**self.marks.get(worker, {}), **marks}
+        self.marks[worker] = {name: value for name, value in kept.items() if value}
         self.begun = self.begun or bool(seen or marks)
 
     def renew(self, leases: Sequence[Lease], deadline: float) -> list[bool]:

@@ -185,13 +185,14 @@ class Settling(ContractBase):
 
     @driven
     async def test_marks_are_kept_by_name(self, make: MakeFrontier) -> None:
-        """The latest value of each; names and values are any text and bytes; gone with the crawl."""
+        """The latest value of each; names and values are any text and bytes, but an empty value is none;
+        gone with the crawl."""
         frontier = await opened(make())
-        await frontier.settle([], marks={"a": b"1", "b": b"1", "": b"", "ü\0\udcff": b"\0\xff"})
-        await frontier.settle([], marks={"b": b"2"})
+        await frontier.settle([], marks={"a": b"1", "b": b"1", "c": b"1", "": b"\0", "ü\0\udcff": b"\0\xff"})
+        await frontier.settle([], marks={"b": b"2", "c": b"", "d": b""})
         await frontier.settle([], marks={})
         await frontier.settle([])
-        expected = {"a": b"1", "b": b"2", "": b"", "ü\0\udcff": b"\0\xff"}
+        expected = {"a": b"1", "b": b"2", "": b"\0", "ü\0\udcff": b"\0\xff"}
         self.crash(frontier)
         frontier = make()
         assert (await frontier.open()).marks == expected

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from functional.harness import SIGKILLED, MakeCrawl, Site, StartSite
+from functional.late_server import coming_up, free_port
 
 PAGES = """
     class S(Spider):
@@ -53,47 +50,6 @@ def test_retry_after_holds_the_whole_host_and_no_other(start_site: StartSite, ma
     assert second - refused >= 3.0
     assert asked(site, "other")[0] - refused < 2.5
     assert crawl.items().total() == 3
-
-
-@contextmanager
-def coming_up(port: int, after: float) -> Iterator[list[float]]:
-    """A server on *port* that begins to listen after so many seconds; the times of its requests."""
-    times: list[float] = []
-    stopped = threading.Event()
-
-    def serve() -> None:
-        if stopped.wait(after):
-            return
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-            listener.listen(200)
-            listener.settimeout(0.1)
-            while not stopped.is_set():
-                try:
-                    connection, _ = listener.accept()
-                except TimeoutError:
-                    continue
-                with connection:
-                    connection.settimeout(5)
-                    connection.recv(65536)
-                    times.append(time.time())
-                    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    try:
-        yield times
-    finally:
-        stopped.set()
-        thread.join()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_server_that_is_down_for_five_seconds_costs_no_page(make_crawl: MakeCrawl) -> None:

@@ -117,11 +117,11 @@ def test_one_probe_at_a_time_and_a_lost_one_is_replaced() -> None:
     breaker = opened()
     now = breaker.until
     assert not breaker.probing(RULES, now)
-    breaker.taken(now)
+    breaker.sent(now)
     assert breaker.probing(RULES, now + 1)
     breaker.undecided(now)
     assert not breaker.probing(RULES, now + 1)
-    breaker.taken(now + 2)
+    breaker.sent(now + 2)
     assert breaker.probing(RULES, now + 1 + RULES.patience)
     assert not breaker.probing(RULES, now + 2 + RULES.patience)
 

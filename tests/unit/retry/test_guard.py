@@ -107,6 +107,7 @@ def test_opens_lets_one_probe_through_and_closes(cls: str, times: int) -> None:
     assert told == ["a"]
     assert guard.limit("a") == 1
     guard.taken("a")
+    guard.sent("a", first=True)
     assert not guard.admits("a")
     guard.succeeded("a", clock.time())
     assert guard.limit("a") is None
@@ -174,6 +175,58 @@ def test_by_hand() -> None:
     assert guard.limit("a") == 0
     with pytest.raises(ValueError, match="half"):
         guard.force("a", "half")
+
+
+def half_open(slot: str = "a") -> tuple[Guard, FakeClock]:
+    guard, clock = make(outage=None)
+    fail(guard, clock, slot, "refused", 5)
+    clock.advance(RULES.cooldown * 1.3)
+    assert guard.state(slot) == "half-open"
+    return guard, clock
+
+
+def send(guard: Guard, clock: FakeClock, slot: str) -> float:
+    guard.taken(slot)
+    guard.sent(slot, first=True)
+    return clock.time()
+
+
+def test_what_the_probe_waits_for_may_be_sent() -> None:
+    """A page that was handed out needs robots.txt first: that is the probe, and nothing beside it."""
+    guard, clock = half_open()
+    guard.taken("a")
+    assert guard.admits("a")
+    sent = send(guard, clock, "a")
+    assert not guard.admits("a")
+    guard.succeeded("a", sent)
+    assert guard.state("a") == "closed"
+
+
+def test_a_probe_of_which_nothing_went_out_makes_room() -> None:
+    """It was answered out of a cache: it is no success, and another one may go at once."""
+    guard, clock = half_open()
+    guard.unsent("a", send(guard, clock, "a"))
+    assert guard.state("a") == "half-open"
+    assert guard.admits("a")
+
+
+def test_a_response_that_others_keep_to_themselves_makes_room() -> None:
+    """Something came back, but what it says is never reported."""
+    guard, clock = half_open()
+    guard.heard("a", send(guard, clock, "a"))
+    assert guard.state("a") == "half-open"
+    assert guard.admits("a")
+
+
+def test_a_long_sleep_does_not_use_up_the_budget() -> None:
+    """Sixteen requests fail after a day in which the process was stopped: their retries go within minutes."""
+    guard, clock = make(outage=None)
+    sent = clock.time()
+    clock.advance(86_400)
+    for n in range(16):
+        guard.failed(f"host{n}", "timeout", sent)
+    times = [guard.reserve_retry(f"host{n}") for n in range(16)]
+    assert max(times) - clock.time() <= 16 * BudgetRules().longest / BudgetRules().connections
 
 
 # Holds
@@ -274,6 +327,67 @@ def test_an_outage_counts_at_most_once_for_each_request() -> None:
     assert all(guard.limit(f"host{n}") in (None, 1) for n in range(50))
 
 
+def in_outage() -> tuple[Guard, FakeClock]:
+    """A probe may go at this moment."""
+    guard, clock = make()
+    for n in range(10):
+        fail(guard, clock, f"host{n}", "refused")
+    clock.advance(3)
+    guard.tick()
+    assert guard.in_outage
+    clock.advance(5)
+    guard.tick()
+    assert guard.is_open()
+    return guard, clock
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_dropped_probe_of_an_outage_is_replaced(sent: bool) -> None:
+    """A thousand queued requests that are dropped, or come out of a cache, keep none waiting."""
+    guard, clock = in_outage()
+    for n in range(1000):
+        assert guard.is_open()
+        guard.taken(f"host{n}")
+        assert not guard.is_open()
+        if sent:
+            guard.sent(f"host{n}", first=True)
+        guard.unsent(f"host{n}", clock.time() if sent else None)
+    assert guard.is_open()
+    guard.taken("host1")
+    guard.sent("host1", first=True)
+    assert guard.free_at("host1") - clock.time() == 10
+
+
+def test_what_never_was_a_probe_brings_no_other() -> None:
+    """While one is on its way, requests that end unsent change nothing."""
+    guard, clock = in_outage()
+    before = clock.time() - 1
+    send(guard, clock, "host1")
+    guard.unsent("host2")
+    guard.unsent("host3", before)
+    assert not guard.is_open()
+
+
+def test_what_the_probe_of_an_outage_waits_for_may_be_sent() -> None:
+    """And nothing else until the time of the next."""
+    guard, clock = in_outage()
+    guard.taken("host1")
+    assert not guard.is_open()
+    assert guard.admits("host1")
+    send(guard, clock, "host1")
+    assert not guard.admits("host1")
+    assert guard.free_at("host1") - clock.time() == 10
+    clock.advance(10)
+    assert guard.is_open()
+
+
+def test_any_response_ends_an_outage() -> None:
+    """Whatever becomes of it."""
+    guard, clock = in_outage()
+    guard.heard("host1", send(guard, clock, "host1"))
+    assert not guard.in_outage
+
+
 def test_dead_names_among_good_hosts_are_no_outage() -> None:
     """R6: a thousand of them, and ten hosts that answer."""
     guard, clock = make()
@@ -335,6 +449,27 @@ def test_only_changes_are_exported() -> None:
     assert guard.export() == {}
     guard.hold("held", clock.time() + 900)
     assert set(guard.export()) == {"retry:slot:held"}
+
+
+def test_bad_records_are_replaced() -> None:
+    """So they are counted once, and the store does not keep them for ever."""
+    guard, _ = make()
+    guard.restore({"retry:slot:a": b"{", "retry:crawl": b"[]", "feed:x": b"?"})
+    assert guard.bad_records == 2
+    changes = guard.export()
+    assert changes.pop("retry:slot:a") == b""
+    again, _ = make()
+    again.restore(changes)
+    assert (set(changes), again.bad_records) == ({"retry:crawl"}, 0)
+
+
+def test_changes_that_nobody_stores_are_forgotten() -> None:
+    """Else a crawl with another scheduler would remember every slot that ever failed."""
+    guard, clock = make(outage=None)
+    for n in range(100):
+        fail(guard, clock, f"host{n}", "server")
+    guard.discard_changes()
+    assert guard.export().keys() <= {"retry:crawl"}
 
 
 @given(st.dictionaries(st.sampled_from(["retry:slot:a", "retry:crawl", "else"]), st.binary(max_size=200)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import math
 from random import Random
 from typing import Any
 
 import pytest
-from scrapy import Request, Spider
+from scrapy import Request, Spider, signals
 from scrapy.crawler import Crawler
 from scrapy.exceptions import IgnoreRequest, NotConfigured
 from scrapy.http import Response
@@ -16,6 +18,7 @@ from twisted.internet.error import ConnectionLost
 from twisted.internet.error import ConnectionRefusedError as TxConnectionRefusedError
 
 from scrapy_ha.errors import SettingError
+from scrapy_ha.loop import completed
 from scrapy_ha.retry import ClassifiedRetryMiddleware
 from scrapy_ha.run import run_of
 from scrapy_ha.state import META_KEY, get_state
@@ -366,3 +369,164 @@ def test_shutdown_uses_up_no_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert again.meta["retry_times"] == 2
     assert get_state(again)["attempts"] == {"server": 2}
     assert bench.stats("ha/retry/not_counted") == {"ha/retry/not_counted": 1}
+
+
+# What the guard is told
+
+
+def opened(**settings: Any) -> Bench:
+    """With another scheduler; the breaker of the host is open, and its cool-down over."""
+    bench = Bench(tracked=False, HA_OUTAGE_ENABLED=False, HA_RETRY_CLASSIFY=None, **settings)
+    for _ in range(5):
+        bench.middleware.protection.guard.failed("a.test", "refused", bench.clock.time())
+    bench.clock.advance(40)
+    assert bench.middleware.protection.guard.state("a.test") == "half-open"
+    return bench
+
+
+def probe(bench: Bench) -> Request:
+    request = Request(URL)
+    assert bench.middleware.process_request(request) is None
+    assert not bench.middleware.protection.guard.admits("a.test")
+    bench.clock.advance(1)
+    return request
+
+
+def download(bench: Bench, request: Request, status: int = 200) -> Response:
+    response = Response(URL, status)
+    bench.crawler.signals.send_catch_log(
+        signals.response_downloaded, response=response, request=request, spider=bench.crawler.spider
+    )
+    return response
+
+
+@pytest.mark.parametrize("status", [301, 302, 307])
+def test_a_redirect_is_an_answer(status: int) -> None:
+    """Scrapy's middleware follows it before this one sees it. Another host may be what it leads to."""
+    bench = opened()
+    download(bench, probe(bench), status)
+    assert bench.middleware.protection.guard.state("a.test") == "closed"
+
+
+def test_a_redirect_that_is_a_failure_is_none() -> None:
+    """RETRY_HTTP_CODES says so."""
+    bench = opened(RETRY_HTTP_CODES=[302])
+    request = probe(bench)
+    response = download(bench, request, 302)
+    bench.middleware.process_response(request, response).close()  # type: ignore[union-attr]
+    assert bench.middleware.protection.guard.state("a.test") == "open"
+
+
+def test_a_response_that_never_comes_here() -> None:
+    """Another middleware keeps it to itself: the next request is the probe."""
+    bench = opened()
+    download(bench, probe(bench))
+    assert bench.middleware.protection.guard.state("a.test") == "half-open"
+    assert bench.middleware.protection.guard.admits("a.test")
+
+
+@pytest.mark.parametrize("flags", [[], ["cached"]])
+def test_a_response_out_of_a_cache_says_nothing_of_the_host(flags: list[str]) -> None:
+    """Whatever cache it is: nothing was downloaded. The next request is the probe."""
+    bench = opened()
+    request = probe(bench)
+    response = Response(URL, flags=flags)
+    assert bench.middleware.process_response(request, response) is response
+    assert bench.middleware.protection.guard.state("a.test") == "half-open"
+    assert bench.middleware.protection.guard.admits("a.test")
+
+
+def test_a_response_with_flags_is_one() -> None:
+    """Download handlers set some, such as «dataloss»."""
+    bench = opened()
+    request = probe(bench)
+    response = download(bench, request)
+    response.flags.append("dataloss")
+    bench.middleware.process_response(request, response)
+    assert bench.middleware.protection.guard.state("a.test") == "closed"
+
+
+def test_what_others_drop_is_no_evidence() -> None:
+    """A thousand links off limits do not hide that the network is down."""
+    bench = Bench(tracked=False)
+    guard = bench.middleware.protection.guard
+    for n in range(20):
+        assert bench.fail(Request(f"http://dropped{n}.test/"), IgnoreRequest()) is None
+    for n in range(10):
+        guard.failed(f"down{n}.test", "refused", bench.clock.time())
+    bench.clock.advance(3)
+    guard.tick()
+    assert guard.in_outage
+
+
+def test_no_host_is_not_protected() -> None:
+    """What a data: URL holds ends no outage, and waits for none."""
+    bench = Bench(tracked=False)
+    guard = bench.middleware.protection.guard
+    for n in range(10):
+        guard.failed(f"down{n}.test", "refused", bench.clock.time())
+    bench.clock.advance(3)
+    guard.tick()
+    request = Request("data:,text")
+    assert bench.middleware.process_request(request) is None
+    response = download(bench, request)
+    assert bench.middleware.process_response(request, response) is response
+    assert guard.in_outage
+
+
+def test_what_is_given_up_unsent_is_given_up_once() -> None:
+    """Though the exception that drops it comes back here, and the project's function knows all."""
+    bench = Bench(
+        tracked=True,
+        HA_RETRY_CLASSIFY=lambda request, outcome: "connection",
+        HA_BREAKER_DEADLINE=1,
+        HA_OUTAGE_ENABLED=False,
+    )
+    guard = bench.middleware.protection.guard
+    for _ in range(5):
+        guard.failed("a.test", "refused", bench.clock.time())
+    bench.clock.advance(40)
+    guard.failed("a.test", "refused", bench.clock.time())
+    request = Request(URL)
+    with pytest.raises(IgnoreRequest) as raised:
+        bench.middleware.process_request(request)
+    assert bench.fail(request, raised.value) is None
+    assert bench.stats("ha/retry/gave_up") == {"ha/retry/gave_up/connection": 1}
+    assert bench.stats("retry/count") == {}
+
+
+def test_what_no_scheduler_handed_out_ends_with_the_spider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would keep a retry of it, so it would be sent again and again while the spider closes."""
+    bench = Bench(tracked=False)
+    monkeypatch.setattr("scrapy_ha.retry.middleware.is_closing", lambda crawler: True)
+    request = Request(URL, callback=lambda response: None)
+    assert completed(bench.fail(request)) is None
+    response = Response(URL, 503)
+    assert completed(bench.middleware.process_response(request, response)) is response  # type: ignore[arg-type]
+
+
+def test_nothing_is_remembered_for_no_store() -> None:
+    """With another scheduler nothing is stored, and no slot that ever failed is kept in mind for it."""
+    bench = Bench(tracked=False, HA_OUTAGE_ENABLED=False)
+    bench.middleware.protection.guard.hold("a.test", 2000.0)
+    bench.middleware.protection._save()
+    assert bench.middleware.protection.guard.export() == {}
+
+
+def test_no_timer_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What fails late changes the guard, but nobody is woken for it any more."""
+    timers: list[float] = []
+    monkeypatch.setattr(
+        "scrapy_ha.retry.protection.call_later", lambda seconds, function: timers.append(seconds)
+    )
+    bench = Bench()
+    protection = bench.middleware.protection
+    protection._timer_at = math.inf  # as when the spider is open
+
+    async def close() -> None:
+        protection._closed()
+        protection.guard.hold("a.test", 2000.0)
+        bench.fail(Request(URL))
+
+    asyncio.run(close())
+    assert timers == []

@@ -109,14 +109,14 @@ def test_it_is_believed_for_so_long_only() -> None:
     now = 4 + RULES.deadline
     assert not any(fail(outage, 50, now))
     assert not outage.check(now + 10)
-    outage.answered("a", now + 20)
+    outage.answered("s1", now + 20)
     down(now + 21, outage)
 
 
 def test_it_is_believed_less_of_slots_that_never_answered() -> None:
-    """Others had: perhaps there are only dead hosts left. Those that did answer are surely there."""
+    """Others had: perhaps most of those left are dead. Those that did answer are surely there."""
     strangers = Outage(RULES)
-    strangers.answered("good", 0)
+    strangers.answered("s1", 0)
     down(1, strangers)
     assert strangers.check(4 + RULES.deadline * UNSURE)
     friends = Outage(RULES)
@@ -124,6 +124,26 @@ def test_it_is_believed_less_of_slots_that_never_answered() -> None:
         friends.answered(f"s{number}", 0)
     down(1, friends)
     assert not friends.check(4 + RULES.deadline * UNSURE)
+
+
+def test_strangers_alone_are_no_outage() -> None:
+    """Dead names that are slow to fail keep a host that has answered from being asked. Nothing pauses; they
+    are tried again now and then, at no cost, but not for ever."""
+    outage = Outage(RULES)
+    outage.answered("good", 0)
+    now = 1.0
+    while now < RULES.deadline * UNSURE:
+        counted = fail(outage, 16, now)
+        assert now < 1.1 or all(counted)
+        assert not outage.check(now + RULES.silence)
+        assert outage.allows(now + RULES.silence)
+        assert now < outage.free_at(now + RULES.silence) <= now + RULES.silence + RULES.max_probe
+        now += 5
+    assert not outage.check(RULES.deadline * UNSURE + 1)
+    assert not any(fail(outage, 16, now + 1))
+    outage.answered("good", now + 2)
+    outage.failed("good", now + 3, now + 3, True)
+    down(now + 3, outage)
 
 
 def test_without_rules_there_is_none() -> None:
