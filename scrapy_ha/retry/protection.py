@@ -15,7 +15,7 @@ from scrapy.exceptions import DontCloseSpider
 
 from scrapy_ha import settings as declared
 from scrapy_ha import stats as names
-from scrapy_ha.loop import Ticker, Timer, call_later, spawn
+from scrapy_ha.loop import Ticker, Timer, call_later
 from scrapy_ha.retry.breaker import BreakerRules
 from scrapy_ha.retry.budget import BudgetRules
 from scrapy_ha.retry.decide import heeds_retry_after
@@ -159,12 +159,12 @@ class Protection:
         self._arm()
         self._saver.start()
 
-    def _closed(self) -> None:
+    async def _closed(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._timer_at = -math.inf
-        spawn(self._saver.stop())
+        await self._saver.stop()
 
     def _idle(self) -> None:
         """Nothing is in progress, yet the gate is shut: the crawl is not over."""

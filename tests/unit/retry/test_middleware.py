@@ -524,7 +524,7 @@ def test_no_timer_after_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     protection._timer_at = math.inf  # as when the spider is open
 
     async def close() -> None:
-        protection._closed()
+        await protection._closed()
         protection.guard.hold("a.test", 2000.0)
         bench.fail(Request(URL))
 
