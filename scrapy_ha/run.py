@@ -29,8 +29,8 @@ def _tracks_nothing(page: Request) -> bool:
     return False
 
 
-def _ignores(request: Request) -> None:
-    pass
+def _waits(request: Request) -> bool:
+    return True
 
 
 def _buries_nothing(page: Request) -> bool:
@@ -63,9 +63,10 @@ class Run:
 
         self.parts: list[Part] = []
         """What takes part in the checkpoint; see :func:`scrapy_ha.checkpoint.register`."""
-        self.hold: Callable[[Request], None] = _ignores
+        self.hold: Callable[[Request], bool] = _waits
         """To be called with a request that waits outside the scheduler, before the one that it comes
-        from is done: it then survives ``kill -9`` where the checkpoint keeps requests. Never raises."""
+        from is done: it then survives ``kill -9`` where the checkpoint keeps requests. ``False``: it is a
+        copy of one that waits there already, and is to be dropped. Never raises."""
         self.keeps_times: Callable[[Request], bool] = _tracks_nothing
         """Whether a scheduler handed *request* out that asks the gate, and keeps a retry of it until it is
         due. Set by ours."""

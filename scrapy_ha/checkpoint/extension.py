@@ -121,8 +121,10 @@ class CheckpointExtension:
             self._run.marks = dict(ledger.marks)
             self._run.keep = self._keep
             wanted = declared.read(self._crawler.settings, "HA_CHECKPOINT_REQUESTS")
-            if wanted and issubclass(scheduler, Scheduler):
-                self._journal = Journal(self._crawler, self.store, ledger, self._fail)
+            # Scrapy's issubclass() asks for nothing but the methods of a scheduler.
+            if wanted and Scheduler in scheduler.__mro__:
+                lost = found.recovery.damaged_bytes > 0
+                self._journal = Journal(self._crawler, self.store, ledger, self._fail, lost)
         except BaseException:
             self.store.close()
             raise

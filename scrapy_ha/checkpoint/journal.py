@@ -66,6 +66,7 @@ class Journal:
     Args:
         ledger: What the last run left.
         failed: Called with the error when something could not be written.
+        lost: Damage to the log has cost requests: the crawl is not to be called finished.
     """
 
     def __init__(
@@ -74,12 +75,14 @@ class Journal:
         store: CheckpointStore,
         ledger: Ledger,
         failed: Callable[[Exception], None],
+        lost: bool = False,
     ) -> None:
         settings = crawler.settings
         self._crawler = crawler
         self._store = store
         self._ledger = ledger
         self._failed = failed
+        self._lost = lost
         self._stats: Any = crawler.stats
         self._run = run_of(crawler)
         self._codec = RequestCodec(crawler.spider)  # type: ignore[arg-type]
@@ -358,11 +361,14 @@ class Journal:
             if held:
                 self._holds[held] += 1
 
-    def _hold(self, request: Request) -> None:
+    def _hold(self, request: Request) -> bool:
         """*request* waits on timers (:attr:`Run.hold`)."""
         try:
             id_ = get_state(request).get("jid", 0)
             page = current_page.get()
+            if id_ and page is None and id_ in self._held:  # the scheduler kept it over the restart, too
+                self._stats.inc_value(names.JOURNAL_STALE)
+                return False
             if page is None and id_ in self._active:
                 self._move(request, id_)
             elif page is not None or id_ not in self._keys:
@@ -371,6 +377,7 @@ class Journal:
             self._store.flush()
         except Exception as error:
             self._failed(error)
+        return True
 
     def _enqueued(self, request: Request, taken: bool) -> None:
         id_ = get_state(request).get("jid", 0)
@@ -480,7 +487,12 @@ class Journal:
         """The engine and the scheduler have nothing; if the journal has, it was lost on the way."""
         if self._restoring:
             raise DontCloseSpider
-        if not self._is_open() or len(self._keys) <= len(self._held):
+        if not self._is_open():
+            return
+        if self._lost and not self._keys:
+            logger.error("What the damaged log held cannot be scheduled again, so the crawl is not complete")
+            raise CloseSpider(INCOMPLETE)
+        if len(self._keys) <= len(self._held):
             return
         if self._offered_again:
             logger.error(

@@ -114,6 +114,8 @@ class CheckpointReader:
 def restore(path: Path, number: int) -> list[Path]:
     """Have snapshot *number* be the newest in the checkpoint at *path*, and nothing come after it.
 
+    When the process dies meanwhile, the checkpoint is that of a moment between then and now; do it again.
+
     Returns:
         The files that came after it, under the names that they have from now on.
 
@@ -121,18 +123,19 @@ def restore(path: Path, number: int) -> list[Path]:
         StoreLocked: A crawl has it open.
         StoreError, StoreDamaged: There is no such snapshot, or it is not whole. Nothing was changed.
     """
-    reader = CheckpointReader(path)
-    chosen = reader._snapshot(number)
-    if not chosen.is_whole(path):
-        raise StoreDamaged(f"{path / chosen.name} is missing, or is not what was written")
+    CheckpointReader(path)  # before a lock file is made in what is no checkpoint
     lock = DirectoryLock(path)
     lock.acquire()
     try:
+        reader = CheckpointReader(path)
+        chosen = reader._snapshot(number)
+        if not chosen.is_whole(path):
+            raise StoreDamaged(f"{path / chosen.name} is missing, or is not what was written")
         write_manifest(path, [one for one in reader.snapshots if one.number <= number])
         later = [path / one.name for one in reader.snapshots if one.number > number]
         later += [one for one in files.list_segments(path, LOG.suffix) if files.segment_number(one) >= number]
         aside = []
-        for file in later:
+        for file in reversed(later):  # so that the log has no hole at any moment
             name = files.free_name(file, "before-restore")
             files.replace(file, name)
             aside.append(name)

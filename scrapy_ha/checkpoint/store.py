@@ -23,6 +23,7 @@ from pathlib import Path
 
 from scrapy_ha.checkpoint.manifest import (
     FORMAT_FILE,
+    MANIFEST_FILE,
     Snapshot,
     check_format,
     digest,
@@ -167,22 +168,30 @@ class CheckpointStore:
             migrate(self.path)
         write_format(self.path, self._crawl, self._versions)
         listed = read_manifest(self.path)
-        if listed is None:
+        if listed is None or (not listed and files.list_segments(self.path, SNAPSHOT.suffix)):
             listed = self._without_manifest()
         while listed and not listed[-1].is_whole(self.path):
-            self._set_aside(listed.pop(), found)
+            self._set_aside(listed.pop(), found, last=not listed)
         self.snapshots = listed
         for orphan in self.path.glob("*.snapshot.new"):  # a process died while it made one
             files.remove(orphan)
+        segments = self.log.segments()
+        if not listed and segments and files.segment_number(segments[0]) > 1:
+            logger.error("What happened before %s is lost: no snapshot of it is whole", segments[0])
         found.recovery = self.log.open(listed[-1].number if listed else 1)
         return found
 
     def _without_manifest(self) -> list[Snapshot]:
-        """The manifest is damaged: snapshots that are whole by themselves are taken for what they are."""
-        path = self.path / "MANIFEST.json"
-        aside = files.free_name(path, "corrupt")
-        files.replace(path, aside)
-        logger.error("%s is damaged. It is kept as %s, and made anew from the snapshots", path, aside.name)
+        """The manifest is damaged or missing: it is made anew from snapshots that are whole by themselves."""
+        path = self.path / MANIFEST_FILE
+        if path.exists():
+            aside = files.free_name(path, "corrupt")
+            files.replace(path, aside)
+            logger.error(
+                "%s is damaged. It is kept as %s, and made anew from the snapshots", path, aside.name
+            )
+        else:  # a process died before it wrote the first one, or somebody removed it
+            logger.warning("%s is missing. It is made anew from the snapshots", path)
         snapshots = []
         for segment in files.list_segments(self.path, SNAPSHOT.suffix):
             records = list(read_segment(segment, SNAPSHOT))
@@ -194,23 +203,23 @@ class CheckpointStore:
         write_manifest(self.path, snapshots)
         return snapshots
 
-    def _set_aside(self, snapshot: Snapshot, found: Found) -> None:
+    def _set_aside(self, snapshot: Snapshot, found: Found, *, last: bool) -> None:
         path = self.path / snapshot.name
         aside = files.free_name(path, "corrupt")
         if path.exists():
             files.replace(path, aside)
             found.damaged.append(aside)
         logger.error(
-            "The snapshot %s is missing or not what was written. %s, and the one before it is used with the "
-            "log since then",
+            "The snapshot %s is missing or not what was written. %s, and %s",
             path,
             f"It is kept as {aside.name}" if aside.exists() else "It is gone",
+            "the log alone is used" if last else "the one before it is used with the log since then",
         )
 
     def _read(self, snapshot: Snapshot | None, before: int | None) -> Iterator[Record]:
         self.clean = False
         if snapshot is not None:
-            for record in read_segment(self.path / snapshot.name, SNAPSHOT):
+            for record in read_segment(self.path / snapshot.name, SNAPSHOT, whole=True):
                 if record.kind != CLEAN:
                     yield record
         for record in self.log.read(snapshot.number if snapshot else 0, before):
@@ -236,6 +245,7 @@ class Work:
 
         Raises:
             StoreFull, StoreError: It could not be written. All is as it was.
+            StoreDamaged: What it is made of was damaged since the store was opened. Likewise.
         """
         store = self._store
         path = store.path / f"{self._number:08}.snapshot"
@@ -251,10 +261,12 @@ class Work:
             store.snapshots = kept
             for old in snapshots[:-KEEP]:
                 files.remove(store.path / old.name)
-            store.log.remove_before(kept[0].number)
+            if len(kept) == KEEP:  # else the log is what there is in case that they are damaged
+                store.log.remove_before(kept[0].number)
         except OSError as error:
-            new.unlink(missing_ok=True)
             raise store._failed("cannot be written", error) from error
+        finally:
+            new.unlink(missing_ok=True)
         return snapshot
 
     def _write(self, path: Path, records: Iterable[Record]) -> int:

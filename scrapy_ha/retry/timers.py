@@ -107,9 +107,9 @@ class Timers:
     def put(self, request: Request, due: float) -> None:
         """Have the engine schedule *request* at *due*, epoch seconds, or soon when that is past."""
         set_state(request, {**get_state(request), "due": due})
-        self._run.hold(request)
-        heappush(self._waiting, (due, next(self._order), request))
-        self._arm()
+        if self._run.hold(request):
+            heappush(self._waiting, (due, next(self._order), request))
+            self._arm()
 
     def dump(self) -> list[Request]:
         """What waits, in the order in which it is due; each carries its due time."""

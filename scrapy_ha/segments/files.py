@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """What the system says when there is no space."""
@@ -63,6 +64,11 @@ def fsync(path: Path) -> None:
 def create(path: Path, mode: int = 0o666) -> int:
     """Make *path* anew, to be appended to; its handle."""
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | BINARY, mode)
+
+
+def create_file(path: Path, mode: int) -> BinaryIO:
+    """Make *path*, which must not exist, with *mode* before the umask."""
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def append_to(path: Path) -> int:

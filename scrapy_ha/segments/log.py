@@ -19,7 +19,7 @@ BUFFER_BYTES = 2**20
 class SegmentLog:
     """Appends records to the last segment in a directory that it alone may write to.
 
-    Not thread-safe, but for :meth:`fsync`.
+    Not thread-safe, but for :meth:`fsync` and :meth:`remove_before`.
 
     Args:
         path: The directory; it exists when the log is opened.
@@ -53,7 +53,7 @@ class SegmentLog:
         self._frames: list[bytes] = []
         self._frames_size = 0
         self._unsynced: set[Path] = set()
-        self._unsynced_guard = threading.Lock()
+        self._guard = threading.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -139,14 +139,14 @@ class SegmentLog:
         Raises:
             StoreFull, StoreError: The device did not take it.
         """
-        with self._unsynced_guard:
+        with self._guard:
             unsynced, self._unsynced = self._unsynced, set()
         try:
             for path in unsynced:
                 with suppress(FileNotFoundError):  # it was removed, as something durable took its place
                     files.fsync(path)
         except OSError as error:
-            with self._unsynced_guard:
+            with self._guard:
                 self._unsynced |= unsynced
             raise self._failed("cannot be fsynced", error) from error
 
@@ -193,13 +193,16 @@ class SegmentLog:
         """Remove the segments before *number*."""
         for segment in files.list_segments(self.path, self._form.suffix):
             if files.segment_number(segment) < number:
-                self._sealed_size -= segment.stat().st_size
+                size = segment.stat().st_size
                 files.remove(segment)
+                with self._guard:
+                    self._sealed_size -= size
 
     def _seal(self) -> None:
         old, size = self._handle, self._size
         self._start_segment()
-        self._sealed_size += size
+        with self._guard:
+            self._sealed_size += size
         os.close(old)
 
     def _start_segment(self) -> None:
@@ -227,7 +230,7 @@ class SegmentLog:
             self._cut_needed = True  # when this process dies before, the next one cuts
 
     def _touch(self, path: Path) -> None:
-        with self._unsynced_guard:
+        with self._guard:
             self._unsynced |= {path, self.path}
 
     def _failed(self, what: str, error: OSError) -> StoreError:

@@ -56,7 +56,7 @@ def recover(segment: Path, form: Format, recovery: Recovery, repair: bool) -> tu
             return None
         mark, size = _repair(segment, form, size, recovery, repair)
     elif gaps:
-        _cut(segment, gaps[0].start, size, recovery)
+        _cut(segment, form, gaps[0].start, size, recovery)
         size = gaps[0].start
     if mark is None:  # not even the header was written
         files.remove(segment)
@@ -64,10 +64,10 @@ def recover(segment: Path, form: Format, recovery: Recovery, repair: bool) -> tu
     return mark, size
 
 
-def _cut(segment: Path, start: int, size: int, recovery: Recovery) -> None:
+def _cut(segment: Path, form: Format, start: int, size: int, recovery: Recovery) -> None:
     aside = free_name(segment, "torn")
     try:
-        with segment.open("rb") as file, aside.open("xb") as kept:
+        with segment.open("rb") as file, files.create_file(aside, form.mode) as kept:
             file.seek(start)
             shutil.copyfileobj(file, kept)
         files.fsync(aside)
@@ -97,11 +97,12 @@ def _quarantine(segment: Path, recovery: Recovery) -> None:
 def _repair(segment: Path, form: Format, size: int, recovery: Recovery, repair: bool) -> tuple[bytes, int]:
     """Put a segment with the whole records of *segment* in its place, in one step; its mark and size."""
     new = segment.with_name(segment.name + ".new")
+    files.remove(new)  # of a process that died here
     aside = free_name(segment, "corrupt")
     mark = format.new_mark()
     records = 0
     try:
-        with segment.open("rb", buffering=2**20) as file, new.open("wb") as repaired:
+        with segment.open("rb", buffering=2**20) as file, files.create_file(new, form.mode) as repaired:
             repaired.write(form.header(mark))
             for found in format.scan(file, size, form):
                 if isinstance(found, Frame):
@@ -110,7 +111,8 @@ def _repair(segment: Path, form: Format, size: int, recovery: Recovery, repair: 
                 elif not repair:
                     break
         files.fsync(new)
-        shutil.copyfile(segment, aside)
+        with segment.open("rb") as file, files.create_file(aside, form.mode) as kept:
+            shutil.copyfileobj(file, kept)
         files.fsync(aside)
     except OSError:
         new.unlink(missing_ok=True)

@@ -284,3 +284,22 @@ def test_what_the_scheduler_loses_is_not_called_finished(
     (crawl.directory / "lose").unlink()
     assert crawl.run().reason == "finished"
     assert crawl.notes() == Counter(["kept", "lost"])
+
+
+def test_a_damaged_log_is_not_called_finished(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """J1, J10: what is whole goes on, the damaged file is kept, and the end says that something is lost."""
+    site = start_site(delay=0.1)
+    crawl = make_crawl(
+        CHAIN, settings={**SCRAPYS, "HA_CHECKPOINT_INTERVAL": 0.05}, arguments=[f"-asite={site.url}"]
+    )
+    assert crawl.run().status == SIGKILLED
+    directory = crawl.directory / ".scrapy" / "ha" / "s" / "checkpoint"
+    (segment,) = directory.glob("*.wal")
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    run = crawl.run()
+    assert run.reason == "incomplete", run.log
+    assert run.stats["ha/checkpoint/damaged_bytes"] > 0
+    assert [path.read_bytes() for path in directory.glob("*.corrupt-*")] == [bytes(data)]
+    assert crawl.run().reason == "finished"

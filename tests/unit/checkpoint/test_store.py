@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from checkpoints import DELETE, SET, Crash, Faults, content, die, fill, fold, latest, opened, record, state
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scrapy_ha.checkpoint.store import CheckpointStore
-from scrapy_ha.checkpoint.wal import Record, WriteAheadLog
+from scrapy_ha.checkpoint.wal import WriteAheadLog
 from scrapy_ha.errors import StoreDamaged, StoreError, StoreFull, StoreLocked, Unserializable
-from scrapy_ha.segments import files
-
-SET, DELETE = 1, 2
-
-
-def record(n: int) -> Record:
-    return Record(SET, b"k%d" % n, b"v%d" % n * (n % 7))
-
-
-def fold(read: Callable[[], Iterable[Record]]) -> Iterator[Record]:
-    """For a snapshot: the latest value of each key that was not deleted."""
-    yield from latest(read())
-
-
-def latest(records: Iterable[Record]) -> Iterator[Record]:
-    values: dict[bytes, Record] = {}
-    for one in records:
-        if one.kind == SET:
-            values[one.key] = one
-        else:
-            values.pop(one.key, None)
-    yield from values.values()
-
-
-def state(records: Iterable[Record]) -> dict[bytes, bytes]:
-    return {one.key: one.payload for one in latest(records)}
-
-
-def fill(store: CheckpointStore, numbers: Iterable[int]) -> None:
-    for n in numbers:
-        one = record(n)
-        store.append(one.kind, one.key, one.payload)
-    store.flush()
-
-
-def opened(path: Path, **arguments: Any) -> CheckpointStore:
-    store = CheckpointStore(path, **arguments)
-    store.open()
-    return store
-
-
-def die(store: CheckpointStore) -> None:
-    """What ``kill -9`` leaves: what was flushed is there, nothing is tidied up."""
-    if store.log.is_open:
-        os.close(store.log._handle)
-        store.log._handle = -1
-        store.log._frames = []
-    store._lock.release()
-
-
-def content(path: Path) -> list[Record]:
-    store = opened(path)
-    found = list(store.read())
-    die(store)
-    return found
-
 
 # The log
 
@@ -149,7 +91,7 @@ def test_every_single_bit_flipped(tmp_path: Path) -> None:
     data = segment.read_bytes()
     logging.disable(logging.CRITICAL)
     try:
-        for bit in range(0, 8 * len(data), 5):  # every bit position of a byte, at every offset in turn
+        for bit in range(0, 8 * len(data), 5):  # one or two of each byte
             flipped = bytearray(data)
             flipped[bit // 8] ^= 1 << bit % 8
             path = tmp_path / "flipped"
@@ -295,48 +237,6 @@ def test_a_damaged_manifest(tmp_path: Path, data: bytes) -> None:
 # Faults
 
 
-class Crash(BaseException):
-    """The process is gone at this call."""
-
-
-CALLS = [
-    "append_to", "close", "create", "fsync", "fsync_handle", "remove", "replace", "truncate", "write",
-]  # fmt: skip
-
-
-class Faults:
-    """Lets the *n*-th call to the disk fail."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, n: int, how: str) -> None:
-        self.calls = 0
-        self.names: list[str] = []
-        self.n = n
-        self.how = how
-        for name in CALLS:
-            monkeypatch.setattr(files, name, self.wrapped(name, getattr(files, name)))
-
-    def wrapped(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*arguments: Any) -> Any:
-            if self.calls == self.n:
-                self.calls += 1
-                self.names.append(name)
-                if self.how == "full":
-                    if name == "write":
-                        os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                    if name in {"close", "remove"}:
-                        return call(*arguments)
-                    raise OSError(errno.ENOSPC, "No space left on device")
-                if self.how == "half" and name == "write":
-                    os.write(arguments[0], arguments[1][: len(arguments[1]) // 2])
-                elif self.how == "after":
-                    call(*arguments)
-                raise Crash
-            self.calls += 1
-            return call(*arguments)
-
-        return wrapper
-
-
 def work(path: Path, done: list[int]) -> None:
     """Everything that a store does to the disk; *done* says what had returned before it failed."""
     store = CheckpointStore(path, segment_bytes=400)
@@ -457,6 +357,15 @@ def test_one_owner(tmp_path: Path) -> None:
     fill(store, [1])
     die(store)
     assert content(tmp_path) == [record(1)]
+
+
+def test_the_lock_file_of_another_host_is_no_lock(tmp_path: Path) -> None:
+    """J9: on shared storage its owner died; only the kernel's lock counts, so no override is needed."""
+    owner = {"pid": 1, "host": "elsewhere", "since": "2020-01-01T00:00:00+00:00", "command": "scrapy crawl"}
+    (tmp_path / "lock").write_text(json.dumps(owner))
+    store = opened(tmp_path)
+    assert json.loads((tmp_path / "lock").read_bytes())["pid"] == os.getpid()
+    die(store)
 
 
 @pytest.mark.parametrize(
