@@ -158,6 +158,8 @@ def test_what_waits_goes_on_in_the_next_run(
     second = crawl.run()
     assert second.reason == "finished"
     assert second.stats["ha/run/ha/retry/timed"] >= 2
+    # Whoever keeps requests for several workers is not joined by a journal of one.
+    assert ("ha/journal/restored" in second.stats) is ("JOBDIR" in keeping)
     assert crawl.items() == {
         json.dumps({"page": f"{site.url}/fails/1/429/{name}?after=6", "retries": 1}): 1
         for name in ("one", "two")
