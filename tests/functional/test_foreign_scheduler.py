@@ -447,6 +447,6 @@ def test_a_full_house_waits_in_the_downloader(site: Site, make_crawl: MakeCrawl)
         assert again - failure >= 3.0
     # The limit is soft: what is on its way to the timers is not counted yet.
     full, timed = run.stats["ha/retry/timers_full"], run.stats["ha/retry/timed"]
-    assert full + timed == 6
+    assert full + timed >= 6  # who comes a moment too early waits once more
     assert full >= 1
     assert run.log.count("retries are waiting for their time") == 1
