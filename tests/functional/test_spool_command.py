@@ -156,7 +156,10 @@ def test_disk_full_closes_the_crawl_with_its_reason(
     without_feed(crawl)
     full = crawl.run()
     assert full.reason == "disk_full", full.log[-3000:]
-    (error,) = full.lines("ERROR")
+    error, *others = full.lines("ERROR")
+    # The checkpoint, which the add-on puts in, meets the same disk at the end.
+    assert all("The checkpoint could not be closed" in other for other in others)
+    assert len(others) <= activated
     assert "spool" in error
     assert full.stats["ha/spool/not_stored"] > 0
     assert crawl.run().reason == "finished"
@@ -303,7 +306,7 @@ def test_which_crawl_inside_a_project(make_crawl: MakeCrawl) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["nonsense"], "there is no sub-command 'nonsense'; there are: dlq"),
+        (["nonsense"], "there is no sub-command 'nonsense'; there are: checkpoint, dlq"),
         (["spool"], "ACTION"),
         (["spool", "nonsense"], "nonsense"),
         (["spool", "export"], "FILE.jsonl"),
