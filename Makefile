@@ -17,7 +17,8 @@ VENV ?= .venv
 OLDEST ?= .venv-oldest
 TESTS ?= tests
 # Whole crawls that are run against the oldest dependencies as well.
-SMOKE ?= tests/functional/test_endings.py tests/functional/test_kill.py tests/functional/test_two_processes.py
+SMOKE ?= tests/functional/test_endings.py tests/functional/test_kill.py tests/functional/test_two_processes.py \
+	tests/functional/test_dupefilter.py tests/functional/test_checkpoint.py
 KILLS ?= 2
 ROUNDS ?= 100
 BENCH ?=

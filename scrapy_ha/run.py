@@ -37,6 +37,10 @@ def _buries_nothing(page: Request) -> bool:
     return False
 
 
+def _leaves_as_it_is(request: Request, page: Request) -> None:
+    pass
+
+
 class Run:
     """One per crawler, see :func:`run_of`."""
 
@@ -56,6 +60,10 @@ class Run:
         self.failed: Callable[[Request, Exception], Any] | None = None
         """Set by the retry middleware, for failures that Scrapy does not tell it of: what becomes of
         the request is its retry, or ``None``, or an awaitable of either."""
+        self.retried: Callable[[Request, Request], None] = _leaves_as_it_is
+        """Set by the retry middleware. To be called by a scheduler that keeps times with a retry that a
+        callback or errback asked for, and the page that this ran on: gives the retry its state, ``due``
+        included."""
         self.gate: Gate | None = None
         """What keeps requests from hosts that are not to be sent any; asked by the scheduler."""
         self.tracks: Callable[[Request], bool] = _tracks_nothing

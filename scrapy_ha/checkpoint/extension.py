@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
 from scrapy_ha import stats as names
+from scrapy_ha._version import __version__
 from scrapy_ha.checkpoint.journal import Journal
 from scrapy_ha.checkpoint.ledger import FINISHED, MARK, PART, Ledger, fold
 from scrapy_ha.checkpoint.parts import CookiesPart, SpiderStatePart, StatsPart
@@ -68,7 +68,7 @@ class CheckpointExtension:
         self.store = CheckpointStore(
             directory,
             crawl=declared.namespace(settings, spider.name),
-            versions={"scrapy_ha": version("scrapy-ha"), "scrapy": scrapy.__version__},
+            versions={"scrapy_ha": __version__, "scrapy": scrapy.__version__},
         )
         self._saved: dict[str, bytes] = {}
         """Of each part, what is in the log."""

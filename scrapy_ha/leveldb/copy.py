@@ -119,7 +119,8 @@ def _copy_once(source: Path, target: Path) -> None:
         raise FileNotFoundError(manifest.log)
     for number in sorted(logs):
         file = source / f"{number:06}.log"
-        if number >= manifest.log and file.is_file() and not file.is_symlink():
+        # One that is gone went out of use: what it held may be missing from this manifest.
+        if number >= manifest.log and (file.is_file() or not os.path.lexists(file)) and not file.is_symlink():
             shutil.copyfile(file, target / file.name)
 
 

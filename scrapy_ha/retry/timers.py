@@ -73,6 +73,7 @@ class Timers:
         self._timer: Timer | None = None
         self._timer_at = math.inf
         self._said_full = False
+        self._run.retried = self._retried
         crawler.signals.connect(self._opened, signals.spider_opened)
         crawler.signals.connect(self._scheduled, signals.request_scheduled)
         crawler.signals.connect(self._idle, signals.spider_idle)
@@ -123,7 +124,9 @@ class Timers:
     # Signals
 
     def _opened(self) -> None:
-        if not self._run.keeping_times:
+        if self._run.keeping_times:  # then its scheduler asks; a signal for each link costs too much
+            self._crawler.signals.disconnect(self._scheduled, signals.request_scheduled)
+        else:
             watching = watch(self._crawler)
             # Before any other: who comes after it may rely on the engine's getting what it sees.
             watching.admitted.insert(0, self._admit)
@@ -133,14 +136,18 @@ class Timers:
 
     def _scheduled(self, request: Request, spider: Spider) -> None:
         page = current_page.get()
-        if page is not None and not _due(request):  # otherwise it is the retry middleware's
+        if page is not None:
             if is_retry_of(request, page):
-                due = self._retried_by_callback(request, page)
-                set_state(request, {**get_state(request), "due": due})
-            elif self._attends:
+                self._retried(request, page)
+            elif self._attends and not _due(request):
                 start_clean(request, page)
         if self._attends and self._waits(request):
             raise IgnoreRequest("scheduled when it is due")
+
+    def _retried(self, request: Request, page: Request) -> None:
+        if not _due(request):  # otherwise it is the retry middleware's
+            due = self._retried_by_callback(request, page)
+            set_state(request, {**get_state(request), "due": due})
 
     def _idle(self) -> None:
         if self._waiting:

@@ -287,7 +287,7 @@ class HAScheduler(BaseScheduler):
         seed = self._seeding.is_seed(request)
         due, moves = 0.0, False
         if parent is not None:
-            due = inherit(request, parent.request)
+            due = inherit(request, parent.request, self._run.retried)
         elif not seed:
             parent = self._by_id.get(get_state(request).get("id", 0))
             due = adopt(request, parent is not None)

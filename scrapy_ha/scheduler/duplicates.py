@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.utils.misc import build_from_crawler, load_object
 
+from scrapy_ha import settings as declared
 from scrapy_ha.duplicates import log_duplicate, seen_stats
 from scrapy_ha.fingerprint import Fingerprints
 from scrapy_ha.seen.keycache import KeyCache
@@ -50,6 +51,8 @@ class Duplicates:
             self._own = build_from_crawler(cls, crawler)
         self._knows: Callable[[bytes], bool | None] = lambda key: None
         self._met = KeyCache()
+        # What is new again after a time is asked of the frontier, which knows the times.
+        self._expire = declared.read(settings, "HA_SEEN_TTL") is not None
         self._debug = settings.getbool("DUPEFILTER_DEBUG")
         self._said = False
         self.fingerprints = Fingerprints(crawler.request_fingerprinter)
@@ -86,7 +89,7 @@ class Duplicates:
         met = key in self._met
         if met or key in self._elsewhere or self._knows(key):
             if not met:
-                self._met.add(key)
+                self._meet(key)
             self._tally.add("dupefilter/filtered")
             if self._debug or not self._said:
                 log_duplicate(request, self._crawler.spider, self._debug, self._said)
@@ -99,4 +102,8 @@ class Duplicates:
 
     def stored(self, key: bytes) -> None:
         """*key* is in the frontier now."""
-        self._met.add(key)
+        self._meet(key)
+
+    def _meet(self, key: bytes) -> None:
+        if not self._expire:
+            self._met.add(key)

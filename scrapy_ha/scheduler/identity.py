@@ -8,19 +8,23 @@ from scrapy_ha.deadletter import URL_LIMIT
 from scrapy_ha.state import META_KEY, State, get_state, is_retry_of, set_state, start_clean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from scrapy import Request
 
 
-def inherit(request: Request, page: Request) -> float:
+def inherit(request: Request, page: Request, retried: Callable[[Request, Request], None]) -> float:
     """*request* comes from the callback or errback of *page*.
 
     It starts clean, but for the page's URL when it has no ``Referer``; unless the callback asked for a
-    retry of the page (``get_retry_request``): that keeps the page's history.
+    retry of the page (``get_retry_request``): that keeps the page's history, and *retried* says when it
+    is due (:attr:`Run.retried <scrapy_ha.run.Run.retried>`).
 
     Returns:
         When it is due, epoch seconds; 0 for at once.
     """
     if is_retry_of(request, page):
+        retried(request, page)
         return adopt(request, in_flight=True)
     start_clean(request, page)
     if b"Referer" not in request.headers:

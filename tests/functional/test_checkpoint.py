@@ -101,7 +101,7 @@ def test_a_session_outlives_a_kill(start_site: StartSite, make_crawl: MakeCrawl)
     class Login:
         '''Says what cookies a request carries, and sets one for the first.'''
 
-        def process_request(self, request, *rest):
+        def process_request(self, request, **kwargs):
             note(f"{request.url.rpartition('/')[2]} {request.headers.get('Cookie')}")
 
     class S(Spider):

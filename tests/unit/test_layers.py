@@ -16,6 +16,7 @@ PACKAGE = Path(scrapy_ha.__file__).parent
 
 PLAIN = {
     "_plyvel": {"plyvel", "plyvel_next"},
+    "_version": set[str](),
     "clock": set[str](),
     "crc": {"google_crc32c"},
     "deadletter": set[str](),

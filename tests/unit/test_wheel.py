@@ -79,7 +79,7 @@ def test_metadata(built: tuple[Path, Path]) -> None:
     """Name, version, Python and licence as announced."""
     metadata = _metadata(built[1])
     assert metadata["Name"] == ["scrapy-ha"]
-    assert metadata["Version"] == ["0.1.0"]
+    assert metadata["Version"] == [scrapy_ha.__version__]
     assert metadata["Requires-Python"] == [">=3.10"]
     assert metadata["License-Expression"] == ["BSD-3-Clause"]
 

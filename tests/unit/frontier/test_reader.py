@@ -150,6 +150,26 @@ def test_one_that_never_stands_still(
     assert [path.name for path in tmp_path.iterdir()] == ["frontier"]
 
 
+def test_a_log_that_goes_meanwhile(
+    frontier: LevelDBFrontier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was in it is in a table by then, which the manifest read before does not name: begun anew."""
+    give_up(frontier, ["a"])
+    listed, counts = Path.glob, iter([1, 1])
+
+    def glob(self: Path, pattern: str) -> Iterator[Path]:
+        yield from listed(self, pattern)
+        if next(counts, 0):
+            yield self / "000999.log"
+
+    copies = []
+    copy_once = copy._copy_once
+    monkeypatch.setattr(Path, "glob", glob)
+    monkeypatch.setattr(copy, "_copy_once", lambda *paths: (copies.append(paths), copy_once(*paths)))
+    assert len(list(read_dead(tmp_path / "frontier"))) == 1
+    assert len(copies) == 3
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -433,6 +433,7 @@ def test_our_scheduler_keeps_the_times_itself() -> None:
     page = Request(URL)
     current_page.set(page)
     again = asked_for(page)
+    run_of(bench.crawler).retried(again, page)
     bench.engine.crawl(again)
     assert bench.queue.requests == [request, again]
     assert [get_state(one)["due"] for one in bench.queue.requests] == [NOW + 5, NOW + 5]
