@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from scrapy_ha.frontier import _layout as layout
+from scrapy_ha.seen.sweep import Sweep
 
 if TYPE_CHECKING:
     from scrapy_ha.leveldb.database import Database
@@ -24,6 +25,7 @@ class Seen:
         self._db = db
         self._tier = tier
         self._seconds = seconds
+        self._sweep = None if seconds is None else Sweep(db, seconds, layout.unpack_time)
         self._prefix = b""
         self._new: bytes | None = None
         """A key that was asked for and found new; nothing was written since."""
@@ -56,7 +58,8 @@ class Seen:
 
     def add(self, batch: Any, key: bytes, now: float) -> None:
         """Put into *batch* that *key* is seen."""
-        if self._tier is not None:
+        # One that was outdated stands in the filter.
+        if self._tier is not None and (self._seconds is None or key not in self._tier):
             self._tier.add(key)
         batch.put(self._prefix + key, layout.pack_time(now))
 
@@ -83,11 +86,13 @@ class Seen:
         if self._tier is not None and self._tier.wants_saving:
             self._saving = self._tier.begin_save()
 
-    def maintain(self) -> None:
-        """Write the filter, if it is time to. In any thread."""
+    def maintain(self, now: float) -> None:
+        """Write the filter, and remove some keys that are outdated, if it is time to. In any thread."""
         saving, self._saving = self._saving, None
         if saving is not None:
             saving()
+        if self._sweep is not None:
+            self._sweep.step(self._prefix, layout.after(self._prefix), now)
 
     def _knows(self, key: bytes, now: float) -> bool:
         tier = self._tier

@@ -556,7 +556,7 @@ class LevelDBFrontier:
         for start, stop in ranges:
             self._db.compact(start, stop)
         self._purge_outdated()
-        self._seen.maintain()
+        self._seen.maintain(self.clock.time())
 
     def _purge_outdated(self) -> None:
         """Remove some of what is no longer needed: what earlier crawls had seen, identities of seeds."""

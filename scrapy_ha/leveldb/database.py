@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from scrapy_ha._plyvel import plyvel
@@ -15,6 +17,9 @@ from scrapy_ha.leveldb.directory import Directory, is_full, text_of
 
 if TYPE_CHECKING:
     from scrapy_ha.leveldb.kind import Kind
+
+_LOCKED = 100
+"""Keys that are looked at again and deleted while other writes wait, half a millisecond."""
 
 
 class Database:
@@ -27,6 +32,7 @@ class Database:
     def __init__(self, path: Path, kind: Kind, crawl: str | None = None) -> None:
         self._directory = Directory(path, kind, crawl)
         self._failure: str | None = None
+        self._lock = Lock()
         self._db: Any = None
 
     @property
@@ -72,12 +78,8 @@ class Database:
             StoreFull: There is no space. The store takes no more writes.
             StoreError: Any other failure, or an earlier one. The store takes no more writes.
         """
-        if self._failure is not None:
-            raise StoreError(self._failure)
-        try:  # not the context manager below, which costs as much as a write
-            batch.write()
-        except (plyvel.Error, OSError) as error:
-            raise self._translation(error, "write", fatal=True) from error
+        with self._lock:
+            self._write(batch)
 
     def fsync(self) -> None:
         """Make everything written survive a power cut. In any thread."""
@@ -107,8 +109,37 @@ class Database:
                 self.compact(start, stop)
         return removed > 0
 
+    def sweep(self, start: bytes, stop: bytes, limit: int, outdated: Callable[[bytes], bool]) -> bytes | None:
+        """Look at up to *limit* keys of a range, and delete those of an *outdated* value.
+
+        One that gets another value meanwhile stays. In any thread.
+
+        Returns:
+            The start of what is left to look at; ``None``: nothing is.
+        """
+        with self.translated("read"), self.iterator(start=start, stop=stop, fill_cache=False) as items:
+            seen = list(islice(items, limit))
+        keys = [key for key, value in seen if outdated(value)]
+        for at in range(0, len(keys), _LOCKED):
+            with self._lock:
+                batch = self.batch()
+                for key in keys[at : at + _LOCKED]:
+                    value = self.get(key)
+                    if value is not None and outdated(value):
+                        batch.delete(key)
+                self._write(batch)
+        return seen[-1][0] + b"\0" if len(seen) == limit else None
+
     def damaged(self, why: str) -> StoreDamaged:
         return StoreDamaged(self._directory.damaged(why))
+
+    def _write(self, batch: Any) -> None:
+        if self._failure is not None:
+            raise StoreError(self._failure)
+        try:  # not the context manager below, which costs as much as a write
+            batch.write()
+        except (plyvel.Error, OSError) as error:
+            raise self._translation(error, "write", fatal=True) from error
 
     @contextmanager
     def translated(self, doing: str, fatal: bool = True) -> Iterator[None]:

@@ -14,6 +14,7 @@ from scrapy_ha.clock import SystemClock
 from scrapy_ha.leveldb.database import Database
 from scrapy_ha.leveldb.kind import Kind
 from scrapy_ha.seen.keycache import KeyCache
+from scrapy_ha.seen.sweep import Sweep
 from scrapy_ha.seen.tier import BloomTier
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ class SeenStore:
         self._finished = False
         self._prefix = b""
         self._met = KeyCache()
+        self._sweep = None if ttl is None else Sweep(self._db, ttl, _when)
 
     def open(self) -> Opened:
         """Raises what :meth:`scrapy_ha.leveldb.directory.Directory.open` raises, and ``StoreDamaged``."""
@@ -140,10 +142,11 @@ class SeenStore:
 
     def __contains__(self, key: bytes) -> bool:
         """Whether *key* was seen, in this generation and not too long ago."""
-        if key in self._met:
-            return True
         if not self.tier.perhaps(key):
             return False
+        if key in self._met:
+            self.tier.settle(True)
+            return True
         value = self._db.get(self._prefix + key)
         self.tier.settle(value is not None)
         if value is None or self._is_outdated(value):
@@ -166,7 +169,8 @@ class SeenStore:
         now = self._now()
         added = list(keys)
         for key in added:
-            self.tier.add(key)
+            if self._ttl is None or key not in self.tier:  # one that was outdated stands in it
+                self.tier.add(key)
             batch.put(self._prefix + key, now)
         self._db.write(batch)
         if self._ttl is None:
@@ -177,7 +181,7 @@ class SeenStore:
     def when(self, key: bytes) -> float | None:
         """When *key* was seen, epoch seconds; ``None``: it was not."""
         value = self._db.get(self._prefix + key)
-        return None if value is None else float(_U32.unpack(value)[0])
+        return None if value is None else _when(value)
 
     def forget(self, key: bytes) -> bool:
         """Have *key* new again; whether it was seen. Its place in the filter stays taken."""
@@ -211,13 +215,16 @@ class SeenStore:
         self._db.fsync()
 
     def maintain(self) -> bool:
-        """Remove some keys of earlier generations; whether there were any."""
-        return self._db.remove_some(b"s", self._prefix, PURGE_LIMIT)
+        """Remove some keys of earlier generations, or that are outdated; whether there may be more."""
+        if self._db.remove_some(b"s", self._prefix, PURGE_LIMIT):
+            return True
+        stop = prefix_of(self._generation + 1)
+        return self._sweep is not None and self._sweep.step(self._prefix, stop, self._clock.time())
 
     def _is_outdated(self, value: bytes) -> bool:
         if self._ttl is None:
             return False
-        return bool(_U32.unpack(value)[0] + self._ttl <= self._clock.time())
+        return _when(value) + self._ttl <= self._clock.time()
 
     def _now(self) -> bytes:
         return _U32.pack(int(self._clock.time()) & 0xFFFFFFFF)
@@ -273,6 +280,10 @@ def forget_in(path: Path, key: bytes | None) -> bool:
         return known
     finally:
         db.close()
+
+
+def _when(value: bytes) -> float:
+    return float(_U32.unpack(value)[0])
 
 
 def prefix_of(generation: int) -> bytes:
