@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -58,7 +59,9 @@ INCOMPLETE = "incomplete"
 class Journal:
     """Writes down each request before the scheduler gets it, and when the engine is done with it.
 
-    A request keeps its id (``jid`` of its :class:`~scrapy_ha.state.State`) over redirects and retries. Its
+    A request keeps its id (``jid`` of its :class:`~scrapy_ha.state.State`) over redirects and retries. Each
+    run draws at random where its ids begin, as a queue on disk may hold requests of runs that no log knows:
+    killed before their records were written, or undone by going back to an older snapshot. Its
     end is written after its children, and after everything it gave is durable (:class:`Durable`), with their
     marks in the same record. Each end is given to the operating system at once, so a killed process costs
     the pages that were in flight.
@@ -91,7 +94,7 @@ class Journal:
         self._hold_parent: bool = declared.read(settings, "HA_HOLD_PARENT")
         self._debug = settings.getbool("DUPEFILTER_DEBUG")
         self._said_duplicate = False
-        self._next_id = ledger.next_id
+        self._next_id = random.getrandbits(31) << 32 | 1
         self._keys: dict[int, bytes] = {}
         """Of the requests that are not done, by id; b"": it has none."""
         self._known: set[bytes] = set()

@@ -9,7 +9,6 @@ kind           key                    payload
 ``DONE``       id                     its key, then marks: see :func:`pack_done`
 ``SEED``       ordinal                how many such start requests there were (snapshots only)
 ``SEEDED``                            all start requests are scheduled
-``NEXT``                              the next id
 ``FINISHED``                          nothing was left to do: what came before is over
 =============  =====================  ====================================================
 
@@ -26,7 +25,7 @@ from dataclasses import dataclass, field
 from scrapy_ha.checkpoint.wal import Record
 from scrapy_ha.errors import BadRecord
 
-PART, MARK, SCHEDULED, DONE, SEED, SEEDED, NEXT, FINISHED = range(1, 9)
+PART, MARK, SCHEDULED, DONE, SEED, SEEDED, FINISHED = range(1, 8)
 
 NAMES = {
     PART: "part",
@@ -35,7 +34,6 @@ NAMES = {
     DONE: "done",
     SEED: "seed",
     SEEDED: "seeded",
-    NEXT: "next",
     FINISHED: "finished",
 }
 _U64 = struct.Struct(">Q")
@@ -131,7 +129,6 @@ class Ledger:
     finished: bool = False
     begun: bool = False
     """A request was scheduled, since the last that is over."""
-    next_id: int = 1
     bad: int = 0
     """Records that could not be read."""
     _keys: list[bytes] = field(default_factory=list)
@@ -146,7 +143,6 @@ class Ledger:
 
     def records(self) -> Iterator[Record]:
         """All of it but the pending requests."""
-        yield Record(NEXT, b"", pack_id(self.next_id))
         for name, value in self.parts.items():
             yield Record(PART, name.encode("utf-8", "surrogatepass"), value)
         if self.finished:
@@ -168,7 +164,6 @@ class Ledger:
             if seed and not self.seeded and id_ not in self.pending:
                 self.seeds[seed] += 1
             self.pending[id_] = number
-            self.next_id = max(self.next_id, id_ + 1)
             self.finished, self.begun = False, True
         elif kind == DONE:
             done, marks = unpack_done(payload)
@@ -189,8 +184,6 @@ class Ledger:
         elif kind == SEEDED:
             self.seeded, self.begun = True, True
             self.seeds.clear()
-        elif kind == NEXT:
-            self.next_id = max(self.next_id, unpack_id(payload))
         elif kind == FINISHED:
             self._end()
         else:

@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from scrapy_ha.checkpoint.ledger import DONE, MARK, NAMES, NEXT, PART, SCHEDULED, SEED, Scheduled, unpack_done
+from scrapy_ha.checkpoint.ledger import DONE, MARK, NAMES, PART, SCHEDULED, SEED, Scheduled, unpack_done
 from scrapy_ha.checkpoint.reader import CheckpointReader, restore
 from scrapy_ha.commands._sub import UsageError, add_crawl, crawl_directory
 from scrapy_ha.errors import BadRecord
@@ -123,6 +123,6 @@ def _described(record: Record) -> dict[str, Any]:
     if kind == DONE:
         fingerprint, marks = unpack_done(payload)
         return {"id": int.from_bytes(key, "big"), "fingerprint": fingerprint.hex(), "marks": sorted(marks)}
-    if kind in (SEED, NEXT):
+    if kind == SEED:
         return {"key": key.hex(), "number": int.from_bytes(payload, "big")}
     return {}
