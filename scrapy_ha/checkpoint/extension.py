@@ -76,7 +76,7 @@ class CheckpointExtension:
         """Parts that have been restored, by identity."""
         self._failed = False
         self._dirty = False
-        self._last_snapshot = time.monotonic()
+        self._last_snapshot = self._counted_until = time.monotonic()
         self._ticker = Ticker(declared.read(settings, "HA_CHECKPOINT_INTERVAL"), self._tick)
         self._state = SpiderStatePart(spider)
         self._counts = StatsPart(crawler)
@@ -149,6 +149,7 @@ class CheckpointExtension:
     def _opened(self) -> None:
         for part in self._run.parts:
             self.restore(part)
+        self._stats.inc_value(names.CHECKPOINT_RUNS)
         self._ticker.start()
 
     # Saving
@@ -175,6 +176,9 @@ class CheckpointExtension:
         Raises:
             StoreFull, StoreError: It cannot be written.
         """
+        now = time.monotonic()
+        self._stats.inc_value(names.CHECKPOINT_SECONDS, now - self._counted_until, start=0.0)
+        self._counted_until = now
         for part in self._run.parts:
             try:
                 data = part.save()

@@ -6,7 +6,18 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-from scrapy_ha.checkpoint.ledger import DONE, MARK, NAMES, PART, SCHEDULED, SEED, Scheduled, unpack_done
+from scrapy_ha import stats as names
+from scrapy_ha.checkpoint.ledger import (
+    DONE,
+    MARK,
+    NAMES,
+    PART,
+    SCHEDULED,
+    SEED,
+    Ledger,
+    Scheduled,
+    unpack_done,
+)
 from scrapy_ha.checkpoint.reader import CheckpointReader, restore
 from scrapy_ha.commands._sub import UsageError, add_crawl, crawl_directory
 from scrapy_ha.errors import BadRecord
@@ -69,7 +80,26 @@ def _list(path: Path, options: argparse.Namespace) -> int:
     log = reader.log()
     size = sum(segment.stat().st_size for segment in log)
     print(f"{len(reader.snapshots)} snapshots; the log since the last has {len(log)} segments, {size} bytes")
+    progress = _progress(reader)
+    if progress:
+        print(progress)
     return 0
+
+
+def _progress(reader: CheckpointReader) -> str:
+    """How far the crawl has come; "" if nothing says so."""
+    ledger = Ledger()
+    ledger.read(reader.records())
+    try:
+        _, stats = decode_value(ledger.parts["stats"])
+        runs, seconds = int(stats[names.CHECKPOINT_RUNS]), float(stats[names.CHECKPOINT_SECONDS])
+        responses, items = (
+            int(stats.get(name, 0)) for name in ("response_received_count", "item_scraped_count")
+        )
+    except (KeyError, BadRecord, TypeError, ValueError, OverflowError):
+        return ""
+    state = "finished" if ledger.finished else "under way"
+    return f"{state}: {runs} runs, {seconds:,.0f} s together, {responses:,} responses, {items:,} items"
 
 
 def _verify(path: Path, options: argparse.Namespace) -> int:

@@ -169,6 +169,19 @@ class Crawl:
     def run(self, *arguments: str, kill_when: Callable[[], bool] | None = None, timeout: float = 60.0) -> Run:
         return self.end(self.start(*arguments), kill_when, timeout)
 
+    def ha(self, *arguments: str, status: int = 0) -> str:
+        """What ``scrapy ha`` with *arguments* prints in the project, both streams."""
+        ended = subprocess.run(
+            [sys.executable, "-m", "scrapy", "ha", *arguments],
+            cwd=self.directory,
+            env={name: value for name, value in os.environ.items() if not name.startswith("SCRAPY_")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ended.returncode == status, ended.stdout + ended.stderr
+        return ended.stdout + ended.stderr
+
     def said(self, text: str, after: float = 0.0) -> bool:
         """Whether the process that runs has logged *text*, so many seconds ago."""
         if text not in self._read():

@@ -67,6 +67,11 @@ def test_spider_state_and_stats_go_on(
     assert run.stats["ha/run/item_scraped_count"] == 14
     assert run.stats["item_scraped_count"] in (19, 20)
     assert run.stats["response_received_count"] in {19, 20, 21}  # the page of the kill, if that was counted
+    assert run.stats["ha/checkpoint/runs"] == 2
+    assert run.stats["ha/checkpoint/seconds"] > run.stats["elapsed_time_seconds"] * 1.2
+    listed = crawl.ha("checkpoint", "list")
+    assert "finished: 2 runs" in listed
+    assert f"{run.stats['item_scraped_count']} items" in listed
     third = crawl.run()
     assert third.stats["item_scraped_count"] == 20, "a crawl that is over is followed by a fresh one"
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 
 from functional.harness import SIGKILLED, Crawl, MakeCrawl, Site
@@ -84,16 +81,7 @@ SLOW = """
 
 
 def dlq(crawl: Crawl, *arguments: str, status: int = 0) -> str:
-    ended = subprocess.run(
-        [sys.executable, "-m", "scrapy", "ha", "dlq", *arguments],
-        cwd=crawl.directory,
-        env={name: value for name, value in os.environ.items() if not name.startswith("SCRAPY_")},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ended.returncode == status, ended.stdout + ended.stderr
-    return ended.stdout + ended.stderr
+    return crawl.ha("dlq", *arguments, status=status)
 
 
 def exported(crawl: Crawl, *arguments: str) -> list[dict[str, object]]:

@@ -51,9 +51,7 @@ def scrapy(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def export(crawl: Crawl, *arguments: str, status: int = 0) -> str:
-    ended = scrapy("ha", "spool", "export", *arguments, cwd=crawl.directory)
-    assert ended.returncode == status, ended.stderr
-    return ended.stdout + ended.stderr
+    return crawl.ha("spool", "export", *arguments, status=status)
 
 
 def without_feed(crawl: Crawl) -> None:
