@@ -34,11 +34,10 @@ happens with a probability of n² / (2 b 2^64): with a billion keys planned for,
 
 from __future__ import annotations
 
-import math
 import random
 import struct
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -271,8 +270,8 @@ class RedisFrontier:
                 del self._deliveries[settlement.lease.id]
         return [bool(accepted) for accepted in verdicts]
 
-    async def expose(self, lease: Lease, exposed: bool) -> bool:
-        return (await self._hold([lease], exposed=exposed))[0]
+    async def expose(self, leases: Sequence[Lease], exposed: bool) -> list[bool]:
+        return await self._hold(leases, exposed=exposed)
 
     async def bury(self, lease: Lease, record: bytes) -> bool:
         return (await self._hold([lease], record=record))[0]
@@ -348,7 +347,19 @@ class RedisFrontier:
             ordinal, met = entry.ordinal, delivery.met[entry.ordinal]
         rank, priority = _rank(entry.priority)
         due = min(entry.due, FOREVER)
-        return [entry.payload, _bytes(entry.slot), rank, priority, due, bucket, key, identities, ordinal, met, parent]
+        return [
+            entry.payload,
+            _bytes(entry.slot),
+            rank,
+            priority,
+            due,
+            bucket,
+            key,
+            identities,
+            ordinal,
+            met,
+            parent,
+        ]
 
     def _settlement(self, one: Settlement, keys: _Keys) -> list[Any]:
         payload = False if one.payload is None else one.payload

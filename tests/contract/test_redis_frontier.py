@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import pytest
-from redis.asyncio import Redis
 from functional.redis_server import running_redis
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
+from redis.asyncio import Redis
 
 from scrapy_ha.frontier.redis import RedisFrontier
 from scrapy_ha.testing import FakeClock, FrontierContract, FrontierMachine, MakeFrontier
@@ -105,4 +105,6 @@ class RedisMachine(FrontierMachine):
 @pytest.mark.timeout(600)
 def test_any_sequence_of_calls(redis_url: str) -> None:
     RedisMachine.url = redis_url
-    run_state_machine_as_test(RedisMachine, settings=settings(settings.get_profile("contract"), max_examples=60))
+    run_state_machine_as_test(
+        RedisMachine, settings=settings(settings.get_profile("contract"), max_examples=60)
+    )

@@ -1,0 +1,100 @@
+"""Makes the frontier that many workers share, from a project's settings."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+from scrapy.settings import BaseSettings
+from scrapy_redis.connection import SETTINGS_PARAMS_MAP, get_redis_from_settings
+
+from scrapy_ha import settings as declared
+from scrapy_ha.errors import SettingError, StoreError
+from scrapy_ha.frontier.redis import RedisFrontier
+from scrapy_ha.lifecycle import watch
+from scrapy_ha.loop import has_asyncio
+from scrapy_ha.scheduler.remote import RemoteFrontier
+
+if TYPE_CHECKING:
+    from scrapy.crawler import Crawler
+
+
+class ServerClock:
+    """The server's time, as this worker knows it: workers' own clocks differ."""
+
+    def __init__(self, now: float) -> None:
+        self._offset = now - time.monotonic()
+
+    def time(self) -> float:
+        return time.monotonic() + self._offset
+
+
+class SharedFrontier(RemoteFrontier):
+    """A :class:`RemoteFrontier` over Redis, with the server's clock."""
+
+    def __init__(self, client: Redis, clock: ServerClock, frontier: RedisFrontier, **options: Any) -> None:
+        super().__init__(frontier, **options)
+        self.clock = clock
+        self._client = client
+
+    async def close(self) -> None:
+        try:
+            await super().close()
+        finally:
+            await self._client.aclose()
+
+
+def client_of(settings: BaseSettings) -> Redis:
+    """The asynchronous client that scrapy-redis's connection settings describe."""
+    named = {name: settings[name] for name in SETTINGS_PARAMS_MAP if name != "REDIS_DECODE_RESPONSES"}
+    params = {**settings.getdict("REDIS_PARAMS"), "redis_cls": Redis, "decode_responses": False}
+    client: Redis = get_redis_from_settings(BaseSettings({**named, "REDIS_PARAMS": params}))
+    return client
+
+
+async def connect(
+    crawler: Crawler,
+    options: dict[str, Any],
+    capacity: Callable[[str], int | None],
+    failed: Callable[[Exception], None],
+) -> SharedFrontier:
+    """Raises ``SettingError`` without an asyncio loop, ``StoreError`` when the server cannot be reached."""
+    settings = crawler.settings
+    if not has_asyncio():
+        raise SettingError(
+            'HA_FRONTIER = "redis" needs an asyncio event loop: '
+            'TWISTED_REACTOR = "twisted.internet.asyncioreactor.AsyncioSelectorReactor"'
+        )
+    client = client_of(settings)
+    try:
+        seconds, microseconds = await client.time()
+    except (RedisError, OSError) as error:
+        await client.aclose()
+        raise StoreError(f"Redis cannot be reached: {error}") from None
+    name = declared.namespace(settings, getattr(crawler.spider, "name", ""))
+    prefetch = declared.read(settings, "HA_PREFETCH")
+    frontier = RedisFrontier(
+        client,
+        name,
+        worker=f"{socket.gethostname()}:{os.getpid()}",
+        capacity=declared.read(settings, "HA_SEEN_CAPACITY"),
+        **options,
+    )
+    stats: Any = crawler.stats
+    return SharedFrontier(
+        client,
+        ServerClock(seconds + microseconds / 1e6),
+        frontier,
+        ttl=declared.read(settings, "HA_LEASE_SECONDS"),
+        prefetch=2 * settings.getint("CONCURRENT_REQUESTS") if prefetch is None else prefetch,
+        capacity=capacity,
+        wake=lambda: watch(crawler).wake(),
+        failed=failed,
+        refused=lambda number: stats.inc_value("ha/scheduler/fenced", number),
+        patience=declared.read(settings, "HA_REDIS_OUTAGE_LIMIT"),
+    )
