@@ -182,16 +182,16 @@ def _declare() -> Mapping[str, Setting]:
             frontier,
             "auto",
             frontiers,
-            "The store of the requests. ``leveldb`` is embedded, for one worker; ``redis`` is shared by any number "
-            "of workers, with scrapy-redis's connection settings. ``auto`` is ``leveldb``.",
+            "The store of the requests. ``leveldb`` is embedded, for one worker; ``redis`` is shared by any "
+            "number of workers, with scrapy-redis's connection settings. ``auto`` is ``leveldb``.",
         ),
         Setting(
             "HA_LEASE_SECONDS",
             _number,
             60.0,
             "a number of seconds, at least 1",
-            "With a shared frontier: seconds after which the requests of a worker that has died go to others. "
-            "A worker that is well extends its leases at a third of it.",
+            "With a shared frontier: seconds after which the requests of a worker that has died go to "
+            "others. A worker that is well extends its leases at a third of it.",
             lambda v: v >= 1,
         ),
         Setting(
@@ -199,7 +199,8 @@ def _declare() -> Mapping[str, Setting]:
             _optional(_integer),
             None,
             "a whole number, at least 1, or None",
-            "With a shared frontier: requests that a worker takes ahead. None: twice ``CONCURRENT_REQUESTS``.",
+            "With a shared frontier: requests that a worker takes ahead. None: twice "
+            "``CONCURRENT_REQUESTS``.",
             lambda v: v is None or v >= 1,
         ),
         Setting(

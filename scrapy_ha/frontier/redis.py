@@ -122,7 +122,7 @@ class RedisFrontier:
 
     def __init__(
         self,
-        client: Redis,
+        client: Redis[bytes],
         name: str,
         *,
         worker: str,
@@ -168,7 +168,7 @@ class RedisFrontier:
         poisoned: list[bytes] = []
         ready, at = 0, 0
         while at >= 0:
-            at, some, dead = await self._run("recover", **{"from": at, "limit": BATCH})
+            at, some, dead = await self._run("recover", at=at, limit=BATCH)
             ready += some
             poisoned += dead
         self._deliveries = {SEED: _Delivery(token)}
@@ -312,7 +312,7 @@ class RedisFrontier:
         return int(await self._run("purge", names, ids=[str(id_) for id_ in wanted]))
 
     async def expire(self) -> int:
-        limits = {"dead_limit": self._dead_limit, "dead_seconds": self._dead_seconds}
+        limits: dict[str, Any] = {"dead_limit": self._dead_limit, "dead_seconds": self._dead_seconds}
         given = {name: value for name, value in limits.items() if value is not None}
         if not given:
             return 0
@@ -363,7 +363,8 @@ class RedisFrontier:
 
     def _settlement(self, one: Settlement, keys: _Keys) -> list[Any]:
         payload = False if one.payload is None else one.payload
-        becomes, what, rank, priority = "done", b"", b"", ""
+        rank, priority = b"", ""
+        becomes, what = "done", b""  # type: str, bytes | float
         if one.release:
             becomes = "released"
         elif one.retry_at is not None:

@@ -7,6 +7,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from scrapy.utils.defer import maybe_deferred_to_future
@@ -261,9 +262,9 @@ class RemoteFrontier:
             while self._outbox:
                 if len(self._children) > FLUSH_ITEMS:  # children first: an ending that waits loses nothing
                     children, self._children = self._children[:FLUSH_ITEMS], self._children[FLUSH_ITEMS:]
-                    await self._until_done(lambda: self._frontier.offer(children))
-                    continue
-                await self._flush_once()
+                    await self._until_done(partial(self._frontier.offer, children))
+                else:
+                    await self._flush_once()
         finally:
             self._flushing = None
 
@@ -277,10 +278,10 @@ class RemoteFrontier:
         ended = {settlement.lease.id for settlement in settlements}
         exposed = [lease for lease in exposed if lease.id not in ended]
         if exposed:
-            await self._until_done(lambda: self._frontier.expose(exposed, True))
+            await self._until_done(partial(self._frontier.expose, exposed, True))
         if children or settlements or seen or marks or seeded:
             accepted = await self._until_done(
-                lambda: self._frontier.settle(settlements, children, seen, marks, seeded)
+                partial(self._frontier.settle, settlements, children, seen, marks, seeded)
             )
             for settlement in settlements:
                 held = self._held.get(settlement.lease.id)

@@ -37,7 +37,9 @@ class ServerClock:
 class SharedFrontier(RemoteFrontier):
     """A :class:`RemoteFrontier` over Redis, with the server's clock."""
 
-    def __init__(self, client: Redis, clock: ServerClock, frontier: RedisFrontier, **options: Any) -> None:
+    def __init__(
+        self, client: Redis[bytes], clock: ServerClock, frontier: RedisFrontier, **options: Any
+    ) -> None:
         super().__init__(frontier, **options)
         self.clock = clock
         self._client = client
@@ -46,15 +48,19 @@ class SharedFrontier(RemoteFrontier):
         try:
             await super().close()
         finally:
-            await self._client.aclose()
+            await _close(self._client)
 
 
-def client_of(settings: BaseSettings) -> Redis:
+def client_of(settings: BaseSettings) -> Redis[bytes]:
     """The asynchronous client that scrapy-redis's connection settings describe."""
     named = {name: settings[name] for name in SETTINGS_PARAMS_MAP if name != "REDIS_DECODE_RESPONSES"}
     params = {**settings.getdict("REDIS_PARAMS"), "redis_cls": Redis, "decode_responses": False}
-    client: Redis = get_redis_from_settings(BaseSettings({**named, "REDIS_PARAMS": params}))
+    client: Redis[bytes] = get_redis_from_settings(BaseSettings({**named, "REDIS_PARAMS": params}))
     return client
+
+
+async def _close(client: Any) -> None:
+    await client.aclose()
 
 
 async def connect(
@@ -74,7 +80,7 @@ async def connect(
     try:
         seconds, microseconds = await client.time()
     except (RedisError, OSError) as error:
-        await client.aclose()
+        await _close(client)
         raise StoreError(f"Redis cannot be reached: {error}") from None
     name = declared.namespace(settings, getattr(crawler.spider, "name", ""))
     prefetch = declared.read(settings, "HA_PREFETCH")

@@ -1,5 +1,5 @@
 -- Take back what a worker of this name held: part of all that is leased, from a rank on.
-local ids = call('ZRANGE', LEASED, A.from, A.from + A.limit - 1)
+local ids = call('ZRANGE', LEASED, A.at, A.at + A.limit - 1)
 local kept, ready, dead = 0, 0, {}
 for _, id in ipairs(ids) do
   local request = get(id)
@@ -11,4 +11,4 @@ for _, id in ipairs(ids) do
     ready = ready + 1
   end
 end
-return {#ids == A.limit and A.from + kept or -1, ready, dead}
+return {#ids == A.limit and A.at + kept or -1, ready, dead}
