@@ -9,9 +9,9 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from functional.harness import Crawl, MakeCrawl, StartSite
+from functional.harness import Crawl, MakeCrawl, Site, StartSite
 from functional.redis_server import running_redis
-from functional.site import UNLINKED, Site
+from functional.site import UNLINKED
 
 PAGES = 600
 
