@@ -203,6 +203,12 @@ class RedisFrontier:
         for at in range(0, len(leases), BATCH):
             await self._run("release", leases=leases[at : at + BATCH])
 
+    async def claim_seeding(self, ttl: float) -> bool | None:
+        """Whether this worker is to produce the start requests, for *ttl* seconds, after which it has to
+        claim them again; ``None``: they are all stored. Another one takes over when it does not."""
+        answer = await self._run("seed", ttl=ttl)
+        return None if answer == 2 else bool(answer)
+
     # The life of a request
 
     async def offer(self, entries: Sequence[Entry]) -> list[bool]:

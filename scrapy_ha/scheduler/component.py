@@ -193,7 +193,7 @@ class HAScheduler(BaseScheduler):
         self._commits.start()
         self._in_flight = InFlight(settings, self._clock)
         self._duplicates.open(frontier.knows)
-        self._seeding.open(opened)
+        self._seeding.open(opened, getattr(frontier, "seeding_turn", None))
         self._lifecycle.wrap_start(self._seeding.produce)
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
         if declared.read(settings, "HA_DLQ_CALLBACK_ERRORS"):

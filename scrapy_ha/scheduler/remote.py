@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from scrapy.utils.defer import maybe_deferred_to_future
 
@@ -29,8 +29,16 @@ IDLE_POLLS = (0.05, 2.0)
 """Seconds between two looks for work where there is none: at first, and after a while."""
 RETRY_AFTER = (0.1, 5.0)
 """Seconds until a call that failed is made again: at first, and after a while."""
+SEEDING_POLL = 1.0
+"""Seconds between two looks whether another worker has ended, or died, producing the start requests."""
 CHECKS = 2
 """Looks in a row that find nothing before the crawl counts as complete."""
+
+
+class SharedFrontier(Frontier, Protocol):
+    """A frontier of several workers."""
+
+    async def claim_seeding(self, ttl: float) -> bool | None: ...
 
 
 class RemoteFrontier:
@@ -55,7 +63,7 @@ class RemoteFrontier:
 
     def __init__(
         self,
-        frontier: Frontier,
+        frontier: SharedFrontier,
         *,
         ttl: float,
         prefetch: int,
@@ -82,6 +90,8 @@ class RemoteFrontier:
         self._seen: list[bytes] = []
         self._marks: dict[str, bytes] = {}
         self._seeded = False
+        self._seeds = False
+        """This worker produces the start requests."""
         self._flushing: Deferred[None] | None = None
         self._flush_timer: Timer | None = None
         self._filling = False
@@ -124,6 +134,18 @@ class RemoteFrontier:
                 self._flush()
             if self._flushing is not None:
                 await maybe_deferred_to_future(self._flushing)
+
+    async def seeding_turn(self) -> bool:
+        """Wait until this worker is to produce the start requests; False: all are stored."""
+        while not self._closed:
+            mine = await self._until_done(partial(self._frontier.claim_seeding, self._ttl))
+            if mine is None:
+                return False
+            if mine:
+                self._seeds = True
+                return True
+            await sleep(SEEDING_POLL)
+        return False
 
     # What does not wait
 
@@ -383,6 +405,8 @@ class RemoteFrontier:
     async def _renew(self) -> None:
         leases = list(self._held.values())
         try:
+            if self._seeds:
+                self._seeds = await self._frontier.claim_seeding(self._ttl) is not None
             kept = await self._frontier.renew(leases, self._ttl)
             await self._frontier.reclaim()
             self._back()

@@ -34,7 +34,7 @@ class ServerClock:
         return time.monotonic() + self._offset
 
 
-class SharedFrontier(RemoteFrontier):
+class RedisWorker(RemoteFrontier):
     """A :class:`RemoteFrontier` over Redis, with the server's clock."""
 
     def __init__(
@@ -68,7 +68,7 @@ async def connect(
     options: dict[str, Any],
     capacity: Callable[[str], int | None],
     failed: Callable[[Exception], None],
-) -> SharedFrontier:
+) -> RedisWorker:
     """Raises ``SettingError`` without an asyncio loop, ``StoreError`` when the server cannot be reached."""
     settings = crawler.settings
     if not has_asyncio():
@@ -92,7 +92,7 @@ async def connect(
         **options,
     )
     stats: Any = crawler.stats
-    return SharedFrontier(
+    return RedisWorker(
         client,
         ServerClock(seconds + microseconds / 1e6),
         frontier,
