@@ -154,7 +154,7 @@ class HAScheduler(BaseScheduler):
     async def _open_shared(self, spider: Spider, directory: Path, options: dict[str, Any]) -> None:
         connect = load_object("scrapy_ha.scheduler.shared.connect")  # needs redis-py
         try:
-            frontier = await connect(self.crawler, options, self._capacity, self._fail)
+            frontier = await connect(self.crawler, options, directory, self._capacity, self._fail)
             opened = await frontier.open()
         except HAError as error:
             logger.error("%s", error)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,8 +17,11 @@ from scrapy_ha.frontier.redis import RedisFrontier
 from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import has_asyncio
 from scrapy_ha.scheduler.remote import RemoteFrontier
+from scrapy_ha.scheduler.worker import WorkerIdentity
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from scrapy.crawler import Crawler
 
 
@@ -38,10 +39,16 @@ class RedisWorker(RemoteFrontier):
     """A :class:`RemoteFrontier` over Redis, with the server's clock."""
 
     def __init__(
-        self, client: Redis[bytes], clock: ServerClock, frontier: RedisFrontier, **options: Any
+        self,
+        client: Redis[bytes],
+        clock: ServerClock,
+        identity: WorkerIdentity,
+        frontier: RedisFrontier,
+        **options: Any,
     ) -> None:
         super().__init__(frontier, **options)
         self.clock = clock
+        self._identity = identity
         self._client = client
 
     async def close(self) -> None:
@@ -49,6 +56,7 @@ class RedisWorker(RemoteFrontier):
             await super().close()
         finally:
             await _close(self._client)
+            self._identity.release()
 
 
 def client_of(settings: BaseSettings) -> Redis[bytes]:
@@ -66,6 +74,7 @@ async def _close(client: Any) -> None:
 async def connect(
     crawler: Crawler,
     options: dict[str, Any],
+    directory: Path,
     capacity: Callable[[str], int | None],
     failed: Callable[[Exception], None],
 ) -> RedisWorker:
@@ -82,12 +91,14 @@ async def connect(
     except (RedisError, OSError) as error:
         await _close(client)
         raise StoreError(f"Redis cannot be reached: {error}") from None
+    identity = WorkerIdentity(directory)
+    worker = identity.claim()
     name = declared.namespace(settings, getattr(crawler.spider, "name", ""))
     prefetch = declared.read(settings, "HA_PREFETCH")
     frontier = RedisFrontier(
         client,
         name,
-        worker=f"{socket.gethostname()}:{os.getpid()}",
+        worker=worker,
         capacity=declared.read(settings, "HA_SEEN_CAPACITY"),
         **options,
     )
@@ -95,6 +106,7 @@ async def connect(
     return RedisWorker(
         client,
         ServerClock(seconds + microseconds / 1e6),
+        identity,
         frontier,
         ttl=declared.read(settings, "HA_LEASE_SECONDS"),
         prefetch=2 * settings.getint("CONCURRENT_REQUESTS") if prefetch is None else prefetch,

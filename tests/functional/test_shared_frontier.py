@@ -90,8 +90,25 @@ def test_a_worker_that_dies_is_missed_by_nobody(
     served = site.served()
     assert served.keys() == {f"/p/{n}" for n in range(PAGES)}
     assert sum(served.values()) - PAGES <= 32
-    assert sorted(items(crawls)) == sorted(items(crawls[:1]) | items(crawls[1:]))
     assert len(items(crawls)) == PAGES
+    assert crawls[0].run().reason == "finished", "the crawl is over; this is the next one"
+
+
+def test_a_worker_that_comes_back(
+    start_site: StartSite, make_crawl: MakeCrawl, shared: dict[str, Any]
+) -> None:
+    """It takes its leases back at once, however long they last, and its feed holds each item once."""
+    site = start_site(pages=PAGES, delay=0.02)
+    (crawl,) = workers(make_crawl, site, {**shared, "HA_LEASE_SECONDS": 3600}, 1)
+    for part in (4, 2):
+        crawl.run(kill_when=lambda part=part: len(site.served()) > PAGES / part)
+    run = crawl.run()
+    assert run.reason == "finished"
+    assert run.stats["ha/scheduler/reclaimed"] > 0
+    served = site.served()
+    assert served.keys() == {f"/p/{n}" for n in range(PAGES)}
+    assert sum(served.values()) - PAGES <= 2 * 32  # endings that were on their way included
+    assert sorted(crawl.items().values()) == [1] * PAGES
 
 
 def test_a_worker_that_was_stopped_is_refused(
