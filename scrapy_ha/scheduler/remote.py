@@ -31,6 +31,8 @@ RETRY_AFTER = (0.1, 5.0)
 """Seconds until a call that failed is made again: at first, and after a while."""
 SEEDING_POLL = 1.0
 """Seconds between two looks whether another worker has ended, or died, producing the start requests."""
+COUNT_EVERY = 1.0
+"""Seconds after which the numbers of the whole crawl are asked for anew."""
 CHECKS = 2
 """Looks in a row that find nothing before the crawl counts as complete."""
 
@@ -84,6 +86,8 @@ class RemoteFrontier:
         self._buffer: dict[str, deque[Lease]] = {}
         self._buffered = 0
         self._held: dict[int, Lease] = {}
+        self._until: dict[int, float] = {}
+        """By id, until when that is certain, by this process's monotonic clock."""
         self._children: list[Entry] = []
         self._settlements: list[Settlement] = []
         self._exposed: list[Lease] = []
@@ -99,6 +103,7 @@ class RemoteFrontier:
         self._poll = IDLE_POLLS[0]
         self._poll_timer: Timer | None = None
         self._counts = Counts()
+        self._counted_at = -math.inf
         self._empty_checks = 0
         self._away_since: float | None = None
         self._closed = False
@@ -170,21 +175,23 @@ class RemoteFrontier:
         """Up to *limit* of those held ahead."""
         self._asked = (busy, full, sample)
         leases: list[Lease] = []
+        now = time.monotonic()
         while len(leases) < limit:
             slots = [slot for slot in self._buffer if slot not in full]
             if not slots:
                 break
             slot = min(slots, key=lambda slot: busy.get(slot, 0))
-            queue = self._buffer[slot]
-            leases.append(queue.popleft())
-            if not queue:
-                del self._buffer[slot]
-            self._buffered -= 1
+            lease = self._buffer[slot][0]
+            if self._until[lease.id] <= now:  # this process stood still: it is another worker's by now
+                self._lose(lease)
+                continue
+            self._unbuffer(lease)
+            leases.append(lease)
         self._exposed += leases
         if leases:
             self._written()
-        if self._buffered <= self._prefetch // 2:
-            self._fill()
+        if self._poll_timer is None:  # else there was nothing just now
+            self._fill_up()
         return leases
 
     async def settle(
@@ -308,7 +315,7 @@ class RemoteFrontier:
             for settlement in settlements:
                 held = self._held.get(settlement.lease.id)
                 if held is not None and held.token == settlement.lease.token:
-                    del self._held[settlement.lease.id]
+                    self._drop(held)
             if accepted.count(False):
                 self._refused(accepted.count(False))
         self._look_soon()
@@ -342,27 +349,37 @@ class RemoteFrontier:
 
     # Taking ahead
 
-    def _fill(self) -> None:
+    def _fill_up(self) -> None:
+        """Take ahead if little is left that may be handed out at this moment."""
         if not self._filling and not self._closed and self._away_since is None:
-            self._filling = True
-            spawn(self._take_ahead())
+            full = self._asked[1]
+            ready = sum(len(queue) for slot, queue in self._buffer.items() if slot not in full)
+            if ready <= self._prefetch // 2:
+                self._filling = True
+                spawn(self._take_ahead(self._prefetch - ready))
 
-    async def _take_ahead(self) -> None:
+    async def _take_ahead(self, wanted: int) -> None:
         busy, full, sample = self._asked
+        for slot in [slot for slot in self._buffer if self._capacity(slot) == 0]:  # not to be sent any now
+            self._give_back(slot)
         loads = dict(busy)
         for slot, queue in self._buffer.items():
             loads[slot] = loads.get(slot, 0) + len(queue)
-        passed = {slot for slot in full if slot in self._buffer or not self._capacity(slot)}
+        passed = {slot for slot in full if self._capacity(slot) == 0}
         for slot, load in loads.items():
             capacity = self._capacity(slot)
-            if capacity is not None and load >= 2 * capacity:
+            # Some more than it takes at once, so that it need not wait for the network; not so many that
+            # slow hosts fill the memory.
+            if capacity is not None and load >= capacity + max(2, capacity // 2):
                 passed.add(slot)
+        began = time.monotonic()
         try:
-            await self._frontier.reclaim()
-            wanted = self._prefetch - self._buffered
             leases = await self._frontier.lease(wanted, loads, passed, self._ttl, False, sample)
             if not leases:
+                await self._frontier.reclaim()
+            if not leases or began - self._counted_at > COUNT_EVERY:
                 self._counts = await self._frontier.counts()
+                self._counted_at = began
             self._back()
         except StoreError as error:
             self._away(error)
@@ -373,6 +390,7 @@ class RemoteFrontier:
             return
         for lease in leases:
             self._held[lease.id] = lease
+            self._until[lease.id] = began + self._ttl
             self._buffer.setdefault(lease.slot, deque()).append(lease)
         self._buffered += len(leases)
         if leases:
@@ -393,17 +411,16 @@ class RemoteFrontier:
 
     def _look_soon(self) -> None:
         """Something was stored: it may be work."""
-        if self._buffered <= self._prefetch // 2:
-            self._poll = IDLE_POLLS[0]
-            self._fill()
+        self._poll = IDLE_POLLS[0]
+        self._fill_up()
 
     def _look(self) -> None:
         self._poll_timer = None
-        if self._buffered <= self._prefetch // 2:
-            self._fill()
+        self._fill_up()
 
     async def _renew(self) -> None:
         leases = list(self._held.values())
+        began = time.monotonic()
         try:
             if self._seeds:
                 self._seeds = await self._frontier.claim_seeding(self._ttl) is not None
@@ -414,15 +431,32 @@ class RemoteFrontier:
             self._away(error)
             return
         for lease, is_kept in zip(leases, kept, strict=True):
-            if not is_kept and self._held.get(lease.id) is lease:
-                self._lose(lease)
+            if self._held.get(lease.id) is lease:
+                if is_kept:
+                    self._until[lease.id] = began + self._ttl
+                else:
+                    self._lose(lease)
 
     def _lose(self, lease: Lease) -> None:
         """It is another worker's by now; if it was not handed out, it is not to be."""
-        del self._held[lease.id]
-        queue = self._buffer.get(lease.slot)
-        if queue is not None and lease in queue:
-            queue.remove(lease)
-            self._buffered -= 1
-            if not queue:
-                del self._buffer[lease.slot]
+        self._drop(lease)
+        if lease in self._buffer.get(lease.slot, ()):
+            self._unbuffer(lease)
+
+    def _give_back(self, slot: str) -> None:
+        """What waits of *slot* is not to be handed out before long."""
+        leases = list(self._buffer[slot])
+        for lease in leases:
+            self._unbuffer(lease)
+        self._settlements += [Settlement(lease, release=True) for lease in leases]
+        self._written()
+
+    def _unbuffer(self, lease: Lease) -> None:
+        queue = self._buffer[lease.slot]
+        queue.remove(lease)
+        self._buffered -= 1
+        if not queue:
+            del self._buffer[lease.slot]
+
+    def _drop(self, lease: Lease) -> None:
+        del self._held[lease.id], self._until[lease.id]

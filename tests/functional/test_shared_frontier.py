@@ -5,12 +5,13 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from functional.harness import Crawl, MakeCrawl, Site, StartSite
-from functional.redis_server import running_redis
+from functional.redis_server import RedisServer, running_redis
 from functional.site import UNLINKED
 
 PAGES = 600
@@ -137,3 +138,88 @@ def test_the_next_crawl_begins_afresh(
     (crawl,) = workers(make_crawl, site, shared, 1)
     assert [crawl.run().reason for _ in range(2)] == ["finished"] * 2
     assert site.served() == {f"/p/{n}": 2 for n in range(PAGES)}
+
+
+def test_a_server_that_is_killed(
+    start_site: StartSite, make_crawl: MakeCrawl, shared: dict[str, Any], tmp_path: Path
+) -> None:
+    """S3: away for 4 s while links are found: no page is lost, the spider stays, one line each way."""
+    server = RedisServer(tmp_path, keep=True)
+    server.start()
+    try:
+        site = start_site(pages=PAGES, delay=0.02)
+        (crawl,) = workers(make_crawl, site, {**shared, "REDIS_URL": server.url}, 1)
+        process = crawl.start()
+        while len(site.served()) < PAGES / 3:
+            assert process.poll() is None
+            time.sleep(0.02)
+        server.kill()
+        time.sleep(4)
+        server.start()
+        run = crawl.end(process)
+    finally:
+        server.kill()
+    assert run.reason == "finished", run.log
+    assert site.served().keys() == {f"/p/{n}" for n in range(PAGES)}
+    assert sorted(crawl.items().values()) == [1] * PAGES
+    assert len(run.lines("WARNING")) == 1
+    assert run.log.count("The frontier is back") == 1
+
+
+def test_a_host_that_asks_for_patience_holds_up_no_other(
+    start_site: StartSite, make_crawl: MakeCrawl, shared: dict[str, Any]
+) -> None:
+    """What was taken ahead of it goes back, and comes again in its time."""
+    site = start_site()
+    source = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            for n in range(100):
+                yield Request(self.site + f"/fails/1/503/sick-{n}?after=4", meta={"download_slot": "sick"})
+            for n in range(300):
+                yield Request(self.site + f"/ok/{n}", meta={"download_slot": f"well-{n % 3}"})
+
+        def parse(self, response):
+            note(f"{response.url} {self.crawler.stats.get_value('response_received_count')}")
+    """
+    crawl = make_crawl(source, settings=shared, arguments=[f"-asite={site.url}"])
+    run = crawl.run()
+    assert run.reason == "finished", run.log
+    assert crawl.notes().total() == 400
+    times = {event.page: event.time for event in site.events() if event.what == "asked"}
+    well = [time for page, time in times.items() if "/ok/" in page]
+    sick = [time for page, time in times.items() if "sick" in page]
+    assert max(well) < min(sick) + 4
+    assert max(sick) > min(sick) + 4
+
+
+def test_a_page_that_kills_its_workers(
+    start_site: StartSite, make_crawl: MakeCrawl, shared: dict[str, Any]
+) -> None:
+    """Is dead after so many deliveries, and everything else gets done."""
+    site = start_site()
+    source = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            for n in range(60):
+                yield Request(f"{self.site}/ok/{n}")
+
+        def parse(self, response):
+            if response.url.endswith("/ok/30"):
+                os._exit(1)
+            note(response.url.rpartition("/")[2])
+    """
+    settings = {**shared, "HA_MAX_DELIVERIES": 3}
+    crawl = make_crawl(source, settings=settings, arguments=[f"-asite={site.url}"])
+    for _ in range(6):
+        run = crawl.run()
+        if run.reason == "finished":
+            break
+    assert run.reason == "finished", run.log
+    assert set(crawl.notes()) == {str(n) for n in range(60)} - {"30"}
+    assert len(crawl.runs) == 4
+    assert run.stats["ha/scheduler/dead"] == 1
