@@ -92,7 +92,7 @@ def test_a_finished_crawl_begins_afresh(
 
 def test_seen_but_never_fetched_is_new_to_the_next_run(start_site: StartSite, make_crawl: MakeCrawl) -> None:
     """D1: a process that dies with requests in memory leaves them unseen, and what it had done seen."""
-    site = start_site()
+    site = start_site(delay=0.2)  # Scrapy 2.13 takes 0.1 s to be done with a page
     source = """
     class S(Spider):
         name = "s"

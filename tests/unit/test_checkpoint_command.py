@@ -53,7 +53,7 @@ def test_beside_the_crawl(store: CheckpointStore, tmp_path: Path, capsys: pytest
     assert [one["data"] for one in shown] == [{"n": 3}, {"n": 4}]
     assert run(tmp_path, "show", "--snapshot", "2") == 0
     kinds = [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()]
-    assert sorted(kinds) == ["next", "part", "scheduled"]
+    assert sorted(kinds) == ["part", "scheduled"]
     with pytest.raises(StoreLocked):
         run(tmp_path, "restore", "2")
     store.close()
