@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import random
 import struct
+from asyncio import gather
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -89,6 +90,8 @@ NAMES = (
 """Of the keys that every script gets."""
 BUCKET = 256
 """Keys planned for each bucket of what was seen: half of what Redis packs, so that few have more."""
+CONNECTIONS = 3
+"""Writing, taking ahead, and renewing go on side by side, and none is to wait for a connection."""
 BATCH = 500
 """Requests that one script looks at: the server does nothing else meanwhile."""
 FOREVER = 1e15
@@ -111,7 +114,7 @@ class RedisFrontier:
     """A :class:`~scrapy_ha.typing.Frontier` that any number of workers share.
 
     Args:
-        client: Of redis-py's asynchronous kind; answers are bytes. It is not closed.
+        client: Of redis-py's asynchronous kind; answers are bytes.
         name: Of the crawl: it is the hash tag of all keys.
         worker: Name of this worker; the same one again takes back what it held.
         capacity: Keys planned for. Of the crawl's first worker; those of others do not count.
@@ -160,6 +163,21 @@ class RedisFrontier:
         self._open = False
 
     # Opening and closing
+
+    async def connect(self) -> float:
+        """Make all connections that are needed side by side; the server's time, epoch seconds.
+
+        Raises:
+            StoreError: The server cannot be reached.
+        """
+        await self._call(gather(*(self._client.ping() for _ in range(CONNECTIONS))))
+        seconds, microseconds = await self._call(self._client.time())
+        return float(seconds + microseconds / 1e6)
+
+    async def disconnect(self) -> None:
+        """Close all connections."""
+        client: Any = self._client
+        await client.aclose()
 
     async def open(self) -> Opened:
         begun, seeded, self._crawl, self._generation, self._buckets, token = await self._run(
@@ -260,13 +278,16 @@ class RedisFrontier:
         seen: Sequence[bytes] = (),
         marks: Mapping[str, bytes] | None = None,
         seeded: bool = False,
+        exposed: Sequence[Lease] = (),
     ) -> list[bool]:
+        """*exposed*: leases that are exposed from now on, before any ends; see :meth:`expose`."""
         keys = _Keys(len(NAMES), self._children(SEED))
         arguments = {
             "children": [self._entry(entry, keys) for entry in children],
             "seen": [value for key in seen for value in self._seen(key, keys)],
             "marks": [part for name, value in (marks or {}).items() for part in (self._mark(name), value)],
             "seeded": seeded,
+            "exposed": [[str(one.id), one.token] for one in exposed],
             "settlements": [self._settlement(settlement, keys) for settlement in settlements],
         }
         verdicts = await self._run("settle", keys.names, **arguments)
@@ -336,7 +357,7 @@ class RedisFrontier:
     async def _call(self, call: Any) -> Any:
         try:
             return await call
-        except RedisError as error:
+        except (RedisError, OSError) as error:
             raise StoreError(f"Redis: {error}") from error
 
     async def _hold(self, leases: Sequence[Lease], **what: Any) -> list[bool]:

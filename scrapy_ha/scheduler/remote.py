@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FLUSH_AFTER = 0.02
 """Seconds that what is to be written waits for company."""
+FLUSH_SOON = 0.0
+"""The same for what was handed out: that it was is to be known before it can kill this process."""
 FLUSH_ITEMS = 500
 """Requests and endings written in one call."""
 IDLE_POLLS = (0.05, 2.0)
@@ -38,9 +40,27 @@ CHECKS = 2
 
 
 class SharedFrontier(Frontier, Protocol):
-    """A frontier of several workers."""
+    """A frontier of several workers, on a server."""
 
-    async def claim_seeding(self, ttl: float) -> bool | None: ...
+    async def connect(self) -> float:
+        """Connect; the server's time, epoch seconds."""
+
+    async def disconnect(self) -> None: ...
+
+    async def claim_seeding(self, ttl: float) -> bool | None:
+        """Whether this worker is to produce the start requests, for *ttl* seconds; ``None``: all are
+        stored."""
+
+    async def settle(
+        self,
+        settlements: Sequence[Settlement],
+        children: Sequence[Entry] = (),
+        seen: Sequence[bytes] = (),
+        marks: Mapping[str, bytes] | None = None,
+        seeded: bool = False,
+        exposed: Sequence[Lease] = (),
+    ) -> list[bool]:
+        """*exposed*: leases that are exposed from now on, before any ends."""
 
 
 class RemoteFrontier:
@@ -98,6 +118,7 @@ class RemoteFrontier:
         """This worker produces the start requests."""
         self._flushing: Deferred[None] | None = None
         self._flush_timer: Timer | None = None
+        self._flush_within = FLUSH_AFTER
         self._filling = False
         self._asked: tuple[Mapping[str, int], Collection[str], Collection[str]] = ({}, (), ())
         self._poll = IDLE_POLLS[0]
@@ -189,7 +210,7 @@ class RemoteFrontier:
             leases.append(lease)
         self._exposed += leases
         if leases:
-            self._written()
+            self._written(FLUSH_SOON)
         if self._poll_timer is None:  # else there was nothing just now
             self._fill_up()
         return leases
@@ -269,18 +290,24 @@ class RemoteFrontier:
     def _is_busy(self) -> bool:
         return bool(self._held or self._outbox or self._flushing is not None or self._away_since is not None)
 
-    def _written(self) -> None:
+    def _written(self, within: float = FLUSH_AFTER) -> None:
         self._empty_checks = 0
-        if self._flushing is None:
-            if len(self._children) + len(self._settlements) >= FLUSH_ITEMS:
-                self._flush()
-            elif self._flush_timer is None and not self._closed:
-                self._flush_timer = call_later(FLUSH_AFTER, self._flush)
-
-    def _flush(self) -> None:
-        if self._flush_timer is not None:
+        if self._flushing is not None or self._closed:
+            return
+        if len(self._children) + len(self._settlements) >= FLUSH_ITEMS:
+            within = FLUSH_SOON
+        if self._flush_timer is not None and within < self._flush_within:
             self._flush_timer.cancel()
             self._flush_timer = None
+        if self._flush_timer is None:
+            self._flush_within = within
+            self._flush_timer = call_later(within, self._fire)
+
+    def _fire(self) -> None:
+        self._flush_timer = None  # Twisted refuses to cancel a timer that has fired
+        self._flush()
+
+    def _flush(self) -> None:
         if self._flushing is None and self._outbox:
             flushing = self._flushing = spawn(self._flush_all())
             if flushing.called:
@@ -306,18 +333,15 @@ class RemoteFrontier:
         seeded, self._seeded = self._seeded, False
         ended = {settlement.lease.id for settlement in settlements}
         exposed = [lease for lease in exposed if lease.id not in ended]
-        if exposed:
-            await self._until_done(partial(self._frontier.expose, exposed, True))
-        if children or settlements or seen or marks or seeded:
-            accepted = await self._until_done(
-                partial(self._frontier.settle, settlements, children, seen, marks, seeded)
-            )
-            for settlement in settlements:
-                held = self._held.get(settlement.lease.id)
-                if held is not None and held.token == settlement.lease.token:
-                    self._drop(held)
-            if accepted.count(False):
-                self._refused(accepted.count(False))
+        accepted = await self._until_done(
+            partial(self._frontier.settle, settlements, children, seen, marks, seeded, exposed)
+        )
+        for settlement in settlements:
+            held = self._held.get(settlement.lease.id)
+            if held is not None and held.token == settlement.lease.token:
+                self._drop(held)
+        if accepted.count(False):
+            self._refused(accepted.count(False))
         self._look_soon()
 
     async def _until_done(self, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

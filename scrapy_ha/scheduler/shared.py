@@ -6,23 +6,24 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
 from scrapy.settings import BaseSettings
+from scrapy.utils.misc import load_object
 from scrapy_redis.connection import SETTINGS_PARAMS_MAP, get_redis_from_settings
 
 from scrapy_ha import settings as declared
-from scrapy_ha.errors import SettingError, StoreError
-from scrapy_ha.frontier.redis import RedisFrontier
+from scrapy_ha.errors import SettingError
 from scrapy_ha.lifecycle import watch
 from scrapy_ha.loop import has_asyncio
-from scrapy_ha.scheduler.remote import RemoteFrontier
+from scrapy_ha.scheduler.remote import RemoteFrontier, SharedFrontier
 from scrapy_ha.scheduler.worker import WorkerIdentity
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from scrapy.crawler import Crawler
+
+
+FRONTIER = "scrapy_ha.frontier.redis.RedisFrontier"
 
 
 class ServerClock:
@@ -40,35 +41,32 @@ class RedisWorker(RemoteFrontier):
 
     def __init__(
         self,
-        client: Redis[bytes],
+        frontier: SharedFrontier,
         clock: ServerClock,
         identity: WorkerIdentity,
-        frontier: RedisFrontier,
         **options: Any,
     ) -> None:
         super().__init__(frontier, **options)
         self.clock = clock
         self._identity = identity
-        self._client = client
 
     async def close(self) -> None:
         try:
             await super().close()
         finally:
-            await _close(self._client)
+            await self._frontier.disconnect()
             self._identity.release()
 
 
-def client_of(settings: BaseSettings) -> Redis[bytes]:
+def client_of(settings: BaseSettings) -> Any:
     """The asynchronous client that scrapy-redis's connection settings describe."""
     named = {name: settings[name] for name in SETTINGS_PARAMS_MAP if name != "REDIS_DECODE_RESPONSES"}
-    params = {**settings.getdict("REDIS_PARAMS"), "redis_cls": Redis, "decode_responses": False}
-    client: Redis[bytes] = get_redis_from_settings(BaseSettings({**named, "REDIS_PARAMS": params}))
-    return client
-
-
-async def _close(client: Any) -> None:
-    await client.aclose()
+    params = {
+        **settings.getdict("REDIS_PARAMS"),
+        "redis_cls": "redis.asyncio.Redis",
+        "decode_responses": False,
+    }
+    return get_redis_from_settings(BaseSettings({**named, "REDIS_PARAMS": params}))
 
 
 async def connect(
@@ -85,29 +83,26 @@ async def connect(
             'HA_FRONTIER = "redis" needs an asyncio event loop: '
             'TWISTED_REACTOR = "twisted.internet.asyncioreactor.AsyncioSelectorReactor"'
         )
-    client = client_of(settings)
-    try:
-        seconds, microseconds = await client.time()
-    except (RedisError, OSError) as error:
-        await _close(client)
-        raise StoreError(f"Redis cannot be reached: {error}") from None
     identity = WorkerIdentity(directory)
-    worker = identity.claim()
-    name = declared.namespace(settings, getattr(crawler.spider, "name", ""))
-    prefetch = declared.read(settings, "HA_PREFETCH")
-    frontier = RedisFrontier(
-        client,
-        name,
-        worker=worker,
+    frontier: SharedFrontier = load_object(FRONTIER)(
+        client_of(settings),
+        declared.namespace(settings, getattr(crawler.spider, "name", "")),
+        worker=identity.claim(),
         capacity=declared.read(settings, "HA_SEEN_CAPACITY"),
         **options,
     )
+    try:
+        clock = ServerClock(await frontier.connect())
+    except BaseException:
+        await frontier.disconnect()
+        identity.release()
+        raise
+    prefetch = declared.read(settings, "HA_PREFETCH")
     stats: Any = crawler.stats
     return RedisWorker(
-        client,
-        ServerClock(seconds + microseconds / 1e6),
-        identity,
         frontier,
+        clock,
+        identity,
         ttl=declared.read(settings, "HA_LEASE_SECONDS"),
         prefetch=2 * settings.getint("CONCURRENT_REQUESTS") if prefetch is None else prefetch,
         capacity=capacity,

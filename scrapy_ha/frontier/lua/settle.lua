@@ -22,6 +22,14 @@ if A.seeded or #A.seen > 0 or #A.marks > 0 then
   call('HSET', STATE, 'begun', 1)
 end
 
+for _, one in ipairs(A.exposed) do
+  local request = held(one[1], one[2])
+  if request then
+    request[EXPOSED] = true
+    put(one[1], request)
+  end
+end
+
 -- Settlements are lists: id, token, what becomes of it, payload or false, due or record, rank, priority, identities.
 local verdicts = {}
 for i, one in ipairs(A.settlements) do
