@@ -92,10 +92,11 @@ class Addon:
                 if kept is load_object(SCHEDULER)
                 else f"scheduler off (yours: {kept.__name__})"
             )
-        if settings.get("REDIS_URL") or settings.get("REDIS_HOST"):
+        shared = declared.read(settings, "HA_FRONTIER") == "redis"
+        if not shared and (settings.get("REDIS_URL") or settings.get("REDIS_HOST")):
             logger.warning(
-                "REDIS_URL or REDIS_HOST is set, but this version of scrapy_ha keeps requests in the "
-                "embedded store only: each worker crawls for itself"
+                "REDIS_URL or REDIS_HOST is set, but requests are kept in the embedded store, and each "
+                'worker crawls for itself: HA_FRONTIER = "redis" makes them one crawl'
             )
         settings.set("SCHEDULER", SCHEDULER, "addon")
         return "scheduler on"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from scrapy import Request
@@ -47,15 +47,21 @@ class Seeding:
         self._complete = complete
         self._current: Request | None = None
         self._room: Deferred[None] | None = None
+        self._turn: Callable[[], Awaitable[bool]] | None = None
 
-    def open(self, opened: Opened) -> None:
+    def open(self, opened: Opened, turn: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """*turn*, where several workers may produce them: waits until it is this one's turn; False: all
+        are stored by now."""
         self.done = self.once and opened.seeded
+        self._turn = turn if self.once else None
 
     def is_seed(self, request: Request) -> bool:
         """Whether *request*, which is being enqueued, is the start request just produced."""
         return request is self._current
 
     async def produce(self, start: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        if not self.done and self._turn is not None:
+            self.done = not await self._turn()
         if self.done:
             return
         count = 0

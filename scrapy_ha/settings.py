@@ -139,7 +139,7 @@ def _tokens(value: Any) -> tuple[str, ...]:
 def _declare() -> Mapping[str, Setting]:
     boolean = "True or False"
     seconds = "a number of seconds, at least 0"
-    frontier, frontiers = _choice("auto", "leveldb")
+    frontier, frontiers = _choice("auto", "leveldb", "redis")
     fsync, fsyncs = _choice("always", "interval", "never")
     order, orders = _choice("fifo", "lifo")
     bloom, blooms = _choice("auto", "pybloom", "rbloom")
@@ -182,7 +182,34 @@ def _declare() -> Mapping[str, Setting]:
             frontier,
             "auto",
             frontiers,
-            "The store of the requests. ``auto`` is ``leveldb``, embedded, one worker.",
+            "The store of the requests. ``leveldb`` is embedded, for one worker; ``redis`` is shared by any "
+            "number of workers, with scrapy-redis's connection settings. ``auto`` is ``leveldb``.",
+        ),
+        Setting(
+            "HA_LEASE_SECONDS",
+            _number,
+            60.0,
+            "a number of seconds, at least 1",
+            "With a shared frontier: seconds after which the requests of a worker that has died go to "
+            "others. A worker that is well extends its leases at a third of it.",
+            lambda v: v >= 1,
+        ),
+        Setting(
+            "HA_PREFETCH",
+            _optional(_integer),
+            None,
+            "a whole number, at least 1, or None",
+            "With a shared frontier: requests that a worker takes ahead. None: twice "
+            "``CONCURRENT_REQUESTS``.",
+            lambda v: v is None or v >= 1,
+        ),
+        Setting(
+            "HA_REDIS_OUTAGE_LIMIT",
+            _number,
+            600.0,
+            seconds,
+            "Seconds without the server after which the spider is closed (``store_error``).",
+            lambda v: v >= 0,
         ),
         Setting(
             "HA_FSYNC",

@@ -329,8 +329,8 @@ class Frontier(Protocol):
             are stored all the same. Until it is taken away, an expired lease counts.
         """
 
-    async def expose(self, lease: Lease, exposed: bool) -> bool:
-        """Say whether what came of *lease* is being worked on, so that it may be what kills the worker.
+    async def expose(self, leases: Sequence[Lease], exposed: bool) -> list[bool]:
+        """Say whether what came of *leases* is being worked on, so that it may be what kills the worker.
 
         An exposed delivery that ends with its worker counts in full. One that does not (the request
         is on its way, or waits) is not counted as a delivery; only after ``UNEXPOSED_FACTOR`` times

@@ -378,16 +378,19 @@ class LevelDBFrontier:
                 self._delay(settlement.retry_at, settlement.lease.id)
         return verdicts
 
-    async def expose(self, lease: Lease, exposed: bool) -> bool:
-        held = self._leases.get(lease.id)
-        if held is None or held.lease.token != lease.token:
-            return False
-        if held.known.exposed is not exposed:
-            held.known.exposed = exposed
-            batch = self._db.batch()
-            batch.put(layout.lease_key(lease.id), held.known.pack())
+    async def expose(self, leases: Sequence[Lease], exposed: bool) -> list[bool]:
+        verdicts = []
+        batch = None
+        for lease in leases:
+            held = self._leases.get(lease.id)
+            verdicts.append(held is not None and held.lease.token == lease.token)
+            if held is not None and verdicts[-1] and held.known.exposed is not exposed:
+                held.known.exposed = exposed
+                batch = batch or self._db.batch()
+                batch.put(layout.lease_key(lease.id), held.known.pack())
+        if batch is not None:
             self._db.write(batch)
-        return True
+        return verdicts
 
     async def bury(self, lease: Lease, record: bytes) -> bool:
         held = self._leases.get(lease.id)

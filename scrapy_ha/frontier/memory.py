@@ -276,11 +276,12 @@ class MemoryFrontier:
                 del self._deliveries[lease.id]
         return verdicts
 
-    async def expose(self, lease: Lease, exposed: bool) -> bool:
-        request = self._held(lease.id, lease.token)
-        if request is not None:
-            request.exposed = exposed
-        return request is not None
+    async def expose(self, leases: Sequence[Lease], exposed: bool) -> list[bool]:
+        requests = [self._held(lease.id, lease.token) for lease in leases]
+        for request in requests:
+            if request is not None:
+                request.exposed = exposed
+        return [request is not None for request in requests]
 
     async def bury(self, lease: Lease, record: bytes) -> bool:
         request = self._held(lease.id, lease.token)

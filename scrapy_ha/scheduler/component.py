@@ -121,28 +121,48 @@ class HAScheduler(BaseScheduler):
 
     # Opening and closing
 
-    def open(self, spider: Spider) -> None:
+    def open(self, spider: Spider) -> Deferred[None] | None:
         settings = self.crawler.settings
         directory = declared.directory(settings, spider.name)
+        options = {
+            "max_deliveries": declared.read(settings, "HA_MAX_DELIVERIES"),
+            "order": declared.read(settings, "HA_QUEUE_ORDER"),
+            "dead_limit": declared.read(settings, "HA_DLQ_LIMIT") or None,
+            "dead_seconds": declared.read(settings, "HA_DLQ_DAYS") * DAY or None,
+            "seen_seconds": declared.read(settings, "HA_SEEN_TTL"),
+            "keep_seen": declared.read(settings, "HA_SEEN_KEEP"),
+        }
+        if declared.read(settings, "HA_FRONTIER") == "redis":
+            return spawn(self._open_shared(spider, directory, options))
         path = Path(directory) / "frontier"
         try:
             frontier = load_object(FRONTIERS[declared.read(settings, "HA_FRONTIER")])(
                 path,
-                max_deliveries=declared.read(settings, "HA_MAX_DELIVERIES"),
-                order=declared.read(settings, "HA_QUEUE_ORDER"),
                 crawl=declared.namespace(settings, spider.name),
-                dead_limit=declared.read(settings, "HA_DLQ_LIMIT") or None,
-                dead_seconds=declared.read(settings, "HA_DLQ_DAYS") * DAY or None,
                 seen_tier=self._duplicates.lend(path),
-                seen_seconds=declared.read(settings, "HA_SEEN_TTL"),
-                keep_seen=declared.read(settings, "HA_SEEN_KEEP"),
                 reset_seen=declared.read(settings, "HA_SEEN_RESET"),
                 identity=self._duplicates.fingerprints.identity,
+                **options,
             )
             opened = completed(frontier.open())
         except HAError as error:
             logger.error("%s", error)
             raise
+        self._begin(spider, frontier, opened, directory)
+        return None
+
+    async def _open_shared(self, spider: Spider, directory: Path, options: dict[str, Any]) -> None:
+        connect = load_object("scrapy_ha.scheduler.shared.connect")  # needs redis-py
+        try:
+            frontier = await connect(self.crawler, options, directory, self._capacity, self._fail)
+            opened = await frontier.open()
+        except HAError as error:
+            logger.error("%s", error)
+            raise
+        self._begin(spider, frontier, opened, directory)
+
+    def _begin(self, spider: Spider, frontier: Any, opened: Opened, directory: Path) -> None:
+        settings = self.crawler.settings
         self._opened = True
         self._frontier: Frontier = frontier
         self._clock = self._run.clock = frontier.clock
@@ -173,7 +193,7 @@ class HAScheduler(BaseScheduler):
         self._commits.start()
         self._in_flight = InFlight(settings, self._clock)
         self._duplicates.open(frontier.knows)
-        self._seeding.open(opened)
+        self._seeding.open(opened, getattr(frontier, "seeding_turn", None))
         self._lifecycle.wrap_start(self._seeding.produce)
         self.crawler.signals.connect(self._left_downloader, signals.request_left_downloader)
         if declared.read(settings, "HA_DLQ_CALLBACK_ERRORS"):
@@ -246,18 +266,18 @@ class HAScheduler(BaseScheduler):
             )
         self._tally.flush()
         try:
-            counts = completed(self._frontier.counts())
+            counts = await self._frontier.counts()
             self._stats.set_value("ha/scheduler/pending", counts.pending)
             self._stats.set_value("ha/scheduler/dead", counts.dead)
             complete = reason == "finished" and not self._failed and self._seeding.done
             if complete and not counts.pending and not self._unstored:
-                completed(self._frontier.finish())
+                await self._frontier.finish()
                 await self._commits.close()
         except HAError as error:
             logger.error("The end of the crawl could not be noted: %s", error)
         finally:
             self._duplicates.close(reason)
-            completed(self._frontier.close())
+            await self._frontier.close()
 
     # What the engine calls
 
@@ -518,7 +538,7 @@ class HAScheduler(BaseScheduler):
     def _expose(self, page: Page | None, exposed: bool) -> None:
         if page is not None and page.lease is not None and not self._failed:
             try:
-                completed(self._frontier.expose(page.lease, exposed))
+                completed(self._frontier.expose((page.lease,), exposed))
             except HAError as error:
                 self._fail(error)
 

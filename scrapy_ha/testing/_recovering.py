@@ -118,14 +118,14 @@ class Recovering(ContractBase):
         await frontier.offer(entries("worked on", "waits"))
         for deaths in range(2):
             for one in await frontier.lease(2, {}, (), math.inf, exposed=False):
-                assert await frontier.expose(one, True)
+                assert await frontier.expose([one], True) == [True]
                 if one.payload == b"waits":
-                    assert await frontier.expose(one, False)
+                    assert await frontier.expose([one], False) == [True]
             self.crash(frontier)
             frontier = make(max_deliveries=2)
             found = await frontier.open()
             assert (found.reclaimed, found.poisoned) == ((1, 1) if deaths else (2, 0))
-        assert not await frontier.expose(one, True)
+        assert await frontier.expose([one], True) == [False]
         assert names(await lease(frontier, 2)) == ["waits"]
 
     @driven

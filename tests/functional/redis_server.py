@@ -23,31 +23,54 @@ def missing(what: str) -> None:
     pytest.skip(reason)
 
 
+class RedisServer:
+    """A server on a free port of loopback; with *keep* it has after a restart what it had before.
+
+    Attributes:
+        url: Where it listens, also after a restart.
+    """
+
+    def __init__(self, directory: Path, keep: bool = False) -> None:
+        binary = shutil.which("redis-server")
+        if binary is None:
+            missing("the program redis-server")
+        if find_spec("scrapy_redis") is None:
+            missing("the package scrapy-redis")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+        options = {
+            "port": self._port,
+            "bind": "127.0.0.1",
+            "save": "",
+            "appendonly": "yes" if keep else "no",
+            "appendfsync": "no",
+            "dir": directory,
+        }
+        arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+        self._command = [str(binary), *arguments]
+        self._log = directory / "redis.log"
+
+    def start(self) -> None:
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        _await_answer(self._process, self._port, self._log)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
 @contextmanager
 def running_redis(directory: Path) -> Iterator[str]:
-    """Run a server that keeps nothing, on a free port of loopback; its URL."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        missing("the program redis-server")
-    if find_spec("scrapy_redis") is None:
-        missing("the package scrapy-redis")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    options = {"port": port, "bind": "127.0.0.1", "save": "", "appendonly": "no", "dir": directory}
-    with open(directory / "redis.log", "wb") as log:
-        process = subprocess.Popen(
-            [str(binary), *(part for name, value in options.items() for part in (f"--{name}", str(value)))],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-        )
+    """Run a server that keeps nothing; its URL."""
+    server = RedisServer(directory)
+    server.start()
     try:
-        _await_answer(process, port, directory / "redis.log")
-        yield f"redis://127.0.0.1:{port}/0"
+        yield server.url
     finally:
-        process.kill()
-        process.wait()
+        server.kill()
 
 
 def _await_answer(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -69,6 +69,7 @@ COMPONENTS = {
 its ``__init__``."""
 
 LIBRARIES: dict[str, set[str]] = {
+    "frontier.redis": {"msgpack", "redis"},
     "pipelines.document": {"itemadapter"},
     "seen.bloom": {"pybloom_live", "rbloom"},
 }

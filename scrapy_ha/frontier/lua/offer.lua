@@ -1,0 +1,1 @@
+return store(A.entries)
