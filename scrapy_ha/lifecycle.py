@@ -17,6 +17,8 @@ engine; ``tests/unit/test_lifecycle.py`` fails loudly when a release moves them:
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -25,9 +27,16 @@ from weakref import WeakKeyDictionary
 from scrapy import Request
 
 from scrapy_ha.run import current_page
+from scrapy_ha.stats import SCHEDULER_BROKEN
 
 if TYPE_CHECKING:
     from scrapy.crawler import Crawler
+
+
+logger = logging.getLogger(__name__)
+
+BROKEN_LIMIT = 10
+"""Failures of the scheduler in one turn, after which the engine asks again in the next one."""
 
 
 class _InProgress(set[Request]):
@@ -73,6 +82,11 @@ class Watch:
         slot.inprogress = _InProgress(slot.inprogress, self._left)
         _follow_pages(engine.scraper, self._begin)
         self._attends = False
+        self._stats: Any = crawler.stats
+        self.notes_stuck = False
+        """Whether :attr:`stuck_since` is wanted."""
+        self.stuck_since: float | None = None
+        """Since when it has had requests, as it says, and handed out none; by the monotonic clock."""
 
     def wrap_start(self, wrap: Callable[[AsyncIterator[Any]], AsyncIterator[Any]]) -> None:
         """Put *wrap* around the iterator of start items and requests."""
@@ -108,9 +122,23 @@ class Watch:
             current_page.set(None)
             if not all(may() for may in self.asked):
                 return None
-            while (request := hand_out()) is not None:
+            broken = 0
+            while broken < BROKEN_LIMIT:
+                try:
+                    request = hand_out()
+                except Exception as error:  # a queue on disk that was cut short, for one
+                    broken += 1
+                    self._say_broken(error)
+                    continue
+                if request is None:
+                    break
+                self.stuck_since = None
                 if all(admits(request) for admits in self.admitted):
                     return request
+            if broken:
+                self.wake()
+            elif self.notes_stuck and self.stuck_since is None and scheduler.has_pending_requests():
+                self.stuck_since = time.monotonic()
             return None
 
         def enqueue_request(request: Request) -> bool:
@@ -131,6 +159,11 @@ class Watch:
         scheduler.next_request = next_request
         scheduler.enqueue_request = enqueue_request
         scheduler.close = close_scheduler
+
+    def _say_broken(self, error: Exception) -> None:
+        self._stats.inc_value(SCHEDULER_BROKEN)
+        if self._stats.get_value(SCHEDULER_BROKEN) == 1:
+            logger.error("The scheduler failed to hand out a request (said once): %s", error, exc_info=error)
 
     def _begin(self, request: Request) -> None:
         for know in self.began:

@@ -65,6 +65,8 @@ SEEN_FILL = "ha/seen/fill_ratio"
 SEEN_ERROR = "ha/seen/estimated_error"
 """Share of new URLs that it takes for seen, estimated from what it holds."""
 
+SCHEDULER_BROKEN = "ha/scheduler/broken"
+"""Times that Scrapy's scheduler, or another one, failed to hand out a request."""
 CHECKPOINT_RUNS = "ha/checkpoint/runs"
 """Runs that the crawl has had, this one included."""
 CHECKPOINT_SECONDS = "ha/checkpoint/seconds"

@@ -157,6 +157,8 @@ class CheckpointExtension:
     async def _tick(self) -> None:
         if self._failed:
             return
+        if self._journal is not None:
+            self._journal.look()
         try:
             self.save()
             due = time.monotonic() - self._last_snapshot >= self._seconds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -32,7 +33,7 @@ from scrapy_ha.errors import BadRecord, Unserializable
 from scrapy_ha.fingerprint import Fingerprints
 from scrapy_ha.inflight import InFlight
 from scrapy_ha.lifecycle import watch
-from scrapy_ha.loop import in_thread, sleep, spawn
+from scrapy_ha.loop import close_spider, in_thread, sleep, spawn
 from scrapy_ha.run import current_page, run_of
 from scrapy_ha.seeding import Seeding
 from scrapy_ha.serialize import RequestCodec
@@ -52,6 +53,8 @@ SETTLED_AT_ONCE = 5000
 """Keys forgotten in one turn: a millisecond or two."""
 HOLD_LIMIT = 1000
 """Pages that wait for what cannot be stored. It bounds what is held."""
+STUCK_AFTER = 15.0
+"""Seconds in which the scheduler gives none of the requests that it has; the engine asks every 5 s."""
 INCOMPLETE = "incomplete"
 """Why a spider is closed whose scheduler has lost requests."""
 
@@ -120,6 +123,8 @@ class Journal:
         self._in_flight = InFlight(settings, self._run)
         self._restoring = False
         self._offered_again = False
+        self._closes = False
+        """The spider was told to close."""
         self._seed_count: Counter[bytes] = Counter()
         self._opened = False
         self._seen = self._open_seen()
@@ -206,6 +211,7 @@ class Journal:
         watching.admitted.append(self._admitted)
         watching.ended.append(self._ended)
         watching.wrap_start(self._seeding.produce)
+        watching.notes_stuck = True
         watching.attend()
         self._opened = True
         left = self._left()
@@ -403,7 +409,7 @@ class Journal:
             with suppress(Exception):
                 self._schedule(request, self._fingerprints.key_of(request) or b"", None)
                 id_ = get_state(request).get("jid", 0)
-        elif id_ not in self._keys or id_ in self._active:
+        elif id_ not in self._keys or id_ in self._active or id_ in self._held:
             self._stats.inc_value(names.JOURNAL_STALE)
             return False
         self._working[request] = id_
@@ -420,7 +426,7 @@ class Journal:
             return
         self._active.discard(id_)
         self._in_flight.ended()
-        if id_ in self._moved:
+        if id_ in self._moved or id_ in self._held:
             self._moved.discard(id_)
         elif self._holds[id_]:
             self._ended_pages[id_] = request
@@ -503,13 +509,43 @@ class Journal:
                 len(self._keys),
             )
             raise CloseSpider(INCOMPLETE)
+        self._offer_again()
+        raise DontCloseSpider
+
+    def look(self) -> None:
+        """See whether the scheduler, whose queue may be broken, says that it has requests and gives none."""
+        since = watch(self._crawler).stuck_since
+        if since is None or time.monotonic() - since < STUCK_AFTER or self._working or self._restoring:
+            return
+        if not self._is_open() or self._closes:
+            return
+        if self.is_complete:
+            self._closes = True
+            logger.warning("Scrapy's scheduler says that it has requests, and gives none; all are done")
+            close_spider(self._crawler, "finished")
+            return
+        if len(self._keys) <= len(self._held):
+            return
+        if self._offered_again:
+            self._closes = True
+            logger.error(
+                "Scrapy's scheduler gives none of its requests, of which %d are not done; the next run takes "
+                "them up. Remove its queue, %s/requests.queue, before that: nothing is lost with it",
+                len(self._keys),
+                self._crawler.settings.get("JOBDIR"),
+            )
+            close_spider(self._crawler, INCOMPLETE)
+            return
+        self._offer_again()
+
+    def _offer_again(self) -> None:
         self._offered_again = True
         self._restoring = True
+        watch(self._crawler).stuck_since = None
         logger.warning(
             "%d requests are not done and nobody has them: they are scheduled again", len(self._keys)
         )
         spawn(self._restore(list(self._read_again())))
-        raise DontCloseSpider
 
     def _read_again(self) -> Iterator[tuple[int, Scheduled]]:
         self._store.flush()

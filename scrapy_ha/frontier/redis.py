@@ -64,8 +64,6 @@ from scrapy_ha.typing import (
 )
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from scrapy_ha.typing import Clock
 
 NAMES = (
@@ -125,7 +123,7 @@ class RedisFrontier:
 
     def __init__(
         self,
-        client: Redis[bytes],
+        client: Any,
         name: str,
         *,
         worker: str,
@@ -176,8 +174,7 @@ class RedisFrontier:
 
     async def disconnect(self) -> None:
         """Close all connections."""
-        client: Any = self._client
-        await client.aclose()
+        await self._client.aclose()
 
     async def open(self) -> Opened:
         begun, seeded, self._crawl, self._generation, self._buckets, token = await self._run(

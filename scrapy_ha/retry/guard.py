@@ -41,8 +41,12 @@ SICK: frozenset[str] = CONNECT | {
 }
 """Failures of the host; :attr:`~FailureClass.THROTTLED` only when it did not say until when."""
 
-ANSWERED: frozenset[str] = frozenset({FailureClass.SERVER, FailureClass.THROTTLED})
-"""Those of them that show that the network is up."""
+ANSWERED: frozenset[str] = frozenset(
+    {FailureClass.SERVER, FailureClass.THROTTLED, FailureClass.TRUNCATED, FailureClass.PROTOCOL}
+)
+"""Those of them that show that the network is up: the host sent something."""
+OF_PAGES: frozenset[str] = ANSWERED | {FailureClass.CONNECTION}
+"""Those that may be of one page, and not of its host."""
 
 UNTOLD: frozenset[str] = frozenset({FailureClass.OTHER, FailureClass.PERMANENT})
 """These say nothing about the host. All other classes, a project's own too, say that it is well."""
@@ -257,9 +261,9 @@ class Guard:
 
         Args:
             cls: A failure class, or one of the project's own.
-            again: It failed before. When the host answers, that says more of the page than of the host, so
-                a closed breaker does not look at it: some broken pages, tried three times each, do not
-                make a host sick.
+            again: It failed before. When the host can be reached, that says more of the page than of the
+                host, so a closed breaker does not look at it: some broken pages, tried three times each, do
+                not make a host sick.
         """
         if cls not in SICK and cls not in UNTOLD:
             self.succeeded(slot, sent_at)
@@ -468,7 +472,7 @@ class Guard:
         """Whether it was the probe that failed."""
         if self._rules.breaker is None or record.forced:
             return False
-        if again and cls in ANSWERED and record.breaker.is_closed:
+        if again and cls in OF_PAGES and record.breaker.is_closed:
             return False
         before = record.breaker.at
         probe = record.breaker.failed(self._rules.breaker, sent_at, now, cls in CONNECT, self._random)

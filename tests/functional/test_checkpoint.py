@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import time
 from collections import Counter
 from typing import Any
 
@@ -207,6 +208,85 @@ def test_a_queue_that_knows_more_than_the_log(
     run = crawl.run()
     assert run.reason == "finished"
     assert crawl.notes() == Counter({"0": 2, **{str(n): 1 for n in range(1, 200)}}), run.log
+
+
+def test_a_queue_that_was_cut_short(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """What a kill, or a full disk, left of JOBDIR's queue is read as far as it goes, and nothing is lost."""
+    site = start_site(delay=0.05)
+    source = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            for n in range(200):
+                yield Request(f"{self.site}/ok/{n}", self.parse)
+
+        def parse(self, response):
+            note(response.url.rpartition("/")[2])
+    """
+    settings = {**SCRAPYS, "JOBDIR": "job", "CONCURRENT_REQUESTS": 4}
+    crawl = make_crawl(source, settings=settings, arguments=[f"-asite={site.url}"])
+    process = crawl.start()
+    while len(site.served()) < 40:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    assert crawl.end(process).reason == "shutdown"
+    queues = [file for file in (crawl.directory / "job" / "requests.queue").rglob("q*") if file.is_file()]
+    queues += [file for file in (crawl.directory / "job" / "requests.queue").glob("*/*") if file.is_file()]
+    assert queues
+    for file in {*queues}:
+        data = file.read_bytes()
+        if not data.startswith(b"{"):
+            file.write_bytes(data[: len(data) // 2] + b"\xff" * 500 + data[len(data) // 2 + 500 :])
+    run = crawl.run(timeout=90)
+    assert run.reason == "finished", run.log
+    assert set(crawl.notes()) == {str(n) for n in range(200)}
+    assert crawl.notes().total() == 200
+
+
+@pytest.mark.parametrize("queue", [[], ["-sSCHEDULER_DISK_QUEUE=scrapy.squeues.PickleFifoDiskQueue"]])
+def test_retries_and_interruptions(start_site: StartSite, make_crawl: MakeCrawl, queue: list[str]) -> None:
+    """Copies of a request in JOBDIR's queue end it for none that waits on a timer: each has its end."""
+    site = start_site()
+    source = """
+    class S(Spider):
+        name = "s"
+        custom_settings = {
+            "RETRY_TIMES": 6,
+            "HA_RETRY_POLICIES": {"server": {"backoff": "fixed", "base": 0.7, "retries": 6}},
+            "HA_RETRY_BUDGET": None,
+            "HA_BREAKER_ENABLED": False,
+        }
+
+        async def start(self):
+            for n in range(60):
+                yield Request(f"{self.site}/fails/{n % 6}/500/{n}", self.parse, errback=self.failed)
+
+        def parse(self, response):
+            note(response.url.rpartition("/")[2])
+
+        def failed(self, failure):
+            note("failed " + failure.request.url)
+    """
+    crawl = make_crawl(
+        source, settings={**SCRAPYS, "JOBDIR": "job"}, arguments=[f"-asite={site.url}", *queue]
+    )
+    run = None
+    for seconds in (1.5, 1.8, 2.1):
+        process = crawl.start()
+        end = time.monotonic() + seconds
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        process.terminate()
+        run = crawl.end(process)
+        if run.reason == "finished":
+            break
+    else:
+        run = crawl.run()
+    assert run.reason == "finished", run.log
+    notes = crawl.notes()
+    assert set(notes) == {str(n) for n in range(60)}, run.log
 
 
 @pytest.mark.parametrize("filter_", [{}, RFP])

@@ -31,7 +31,7 @@ ROOT = {
     "duplicates": {"stats"},
     "fingerprint": set[str](),
     "inflight": {"settings"},
-    "lifecycle": {"run"},
+    "lifecycle": {"run", "stats"},
     "loop": set[str](),
     "run": set[str](),
     "seeding": {"loop", "run"},
