@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scrapy.utils.misc import load_object
 
+from scrapy_ha import settings as declared
 from scrapy_ha.commands._sub import UsageError
 from scrapy_ha.retry.classify import classify_exception, classify_status
 from scrapy_ha.retry.configure import classify_of, decider_of
@@ -64,6 +65,7 @@ class ExplainCommand:
         spider = None
         if options.spider is not None:
             spider, settings = _spider(settings, options.spider)
+        declared.check(settings)
         decider = decider_of(settings, spider)
         failures = [_failure(text) for text in options.failures]
         if settings.getbool("RETRY_ENABLED"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from scrapy.utils.misc import load_object
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from scrapy.settings import BaseSettings
 
 SPIDER_ATTRIBUTE = "ha_retry_policies"
+
+T = TypeVar("T")
 
 Classify = Callable[[Any, Any], "str | None"]
 
@@ -38,7 +40,7 @@ def decider_of(
     cap: float = declared.read(settings, "HA_RETRY_AFTER_CAP")
     policies = Policies(
         Numbers(
-            retry_times=settings.getint("RETRY_TIMES"),
+            retry_times=_scrapys(settings, "RETRY_TIMES", settings.getint),
             own_times=_is_own(settings, "RETRY_TIMES"),
             base=declared.read(settings, "HA_RETRY_BASE"),
             cap=declared.read(settings, "HA_RETRY_CAP"),
@@ -52,9 +54,15 @@ def decider_of(
         own_classes=declared.read(settings, "HA_RETRY_CLASSIFY") is not None,
     )
     lists = Lists(
-        http_codes=frozenset(int(code) for code in settings.getlist("RETRY_HTTP_CODES")),
-        exceptions=tuple(
-            load_object(one) if isinstance(one, str) else one for one in settings.getlist("RETRY_EXCEPTIONS")
+        http_codes=_scrapys(
+            settings, "RETRY_HTTP_CODES", lambda name: frozenset(map(int, settings.getlist(name)))
+        ),
+        exceptions=_scrapys(
+            settings,
+            "RETRY_EXCEPTIONS",
+            lambda name: tuple(
+                load_object(one) if isinstance(one, str) else one for one in settings.getlist(name)
+            ),
         ),
         methods=declared.read(settings, "HA_RETRY_METHODS"),
         own_codes=_is_own(settings, "RETRY_HTTP_CODES"),
@@ -81,6 +89,14 @@ def classify_of(settings: BaseSettings) -> Classify | None:
     if not callable(found):
         raise SettingError(f"HA_RETRY_CLASSIFY = {given!r} is not allowed: it must be the path of a callable")
     return found  # type: ignore[no-any-return]
+
+
+def _scrapys(settings: BaseSettings, name: str, read: Callable[[str], T]) -> T:
+    """One of Scrapy's own settings. Raises ``SettingError`` for what is none."""
+    try:
+        return read(name)
+    except (ValueError, TypeError, NameError, ImportError) as error:
+        raise SettingError(f"{name} = {settings.get(name)!r} is not possible: {error}") from None
 
 
 def _is_own(settings: BaseSettings, name: str) -> bool:

@@ -99,6 +99,24 @@ def test_what_the_crawl_would_refuse(capsys: pytest.CaptureFixture[str]) -> None
         explain(capsys, "--spider", "nobody")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("HA_BREAKER_RATE", 0),
+        ("HA_BREAKER_FORCE", {"host": "ajar"}),
+        ("RETRY_TIMES", "many"),
+        ("RETRY_HTTP_CODES", "abc"),
+        ("RETRY_EXCEPTIONS", ["no.such"]),
+    ],
+)
+def test_any_setting_that_the_crawl_would_refuse(
+    capsys: pytest.CaptureFixture[str], name: str, value: Any
+) -> None:
+    """Not only those that are shown; Scrapy's own too, in words instead of a traceback."""
+    with pytest.raises(SettingError, match=name):
+        explain(capsys, **{name: value})
+
+
 def test_off(capsys: pytest.CaptureFixture[str]) -> None:
     """RETRY_ENABLED, in Scrapy's words."""
     assert explain(capsys, "503", RETRY_ENABLED=False) == ["RETRY_ENABLED is False: nothing is retried."]
