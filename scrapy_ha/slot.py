@@ -31,10 +31,22 @@ class SlotNames:
         )
 
     def of(self, request: Request) -> str:
+        """The slot's name. One that a redirect has brought along from the host before is taken off
+        *request*: Scrapy's downloader notes it in ``meta``, and the page is another host's now."""
         name = request.meta.get(Downloader.DOWNLOAD_SLOT)
+        if name is not None and _is_brought_along(request, name):
+            del request.meta[Downloader.DOWNLOAD_SLOT]
+            name = None
         if name is None:
             name = host_of(request.url) if self._are_hosts else self._downloader.get_slot_key(request)
         name = str(name)
         if len(name) <= NAME_LIMIT:
             return name
         return f"{name[:NAME_LIMIT]}#{sha1(name.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _is_brought_along(request: Request, name: Any) -> bool:
+    former = request.meta.get("redirect_urls")
+    if not isinstance(former, list) or not former or not isinstance(former[-1], str):
+        return False
+    return bool(name == host_of(former[-1]) != host_of(request.url))
