@@ -7,6 +7,7 @@ written only after every :class:`~scrapy_ha.typing.Durable` has settled the page
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from scrapy.crawler import Crawler
 
     from scrapy_ha.typing import Clock, Durable, Gate, Part
+
+logger = logging.getLogger(__name__)
 
 current_page: ContextVar[Request | None] = ContextVar("scrapy_ha_page", default=None)
 """The request whose callback or errback is running, or whose output is being processed, in
@@ -95,6 +98,14 @@ class Run:
     def keeping_times(self) -> bool:
         """The scheduler is ours. Final once it is open."""
         return self.keeps_times is not _tracks_nothing
+
+    def warn_of_feeds(self, feeds: Mapping[Any, Any]) -> None:
+        """Say so when something else than a Durable writes *feeds*, though pages are acknowledged."""
+        if feeds and not self.has_feeds:
+            logger.warning(
+                "FEEDS are written by Scrapy's own exporter, which buffers: a kill loses items of pages that "
+                "count as done. Put scrapy_ha.feeds.HAFeedExporter in its place, as the add-on does"
+            )
 
     def time(self) -> float:
         """Epoch seconds, as :attr:`clock` has them: this is a :class:`~scrapy_ha.typing.Clock` too."""

@@ -37,6 +37,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+LOG_BYTES = 64 << 20
+"""The log since the last snapshot, from which on another one is made: a large ``spider.state`` that changes
+is written whole each time."""
+
+
 class CheckpointExtension:
     """Keeps the state of a crawl in a write-ahead log, so that it is there again after any death.
 
@@ -162,7 +167,8 @@ class CheckpointExtension:
         try:
             self.save()
             due = time.monotonic() - self._last_snapshot >= self._seconds
-            if self.store.since_snapshot >= self._records or (due and self.store.since_snapshot):
+            grown = self.store.since_snapshot >= self._records or self.store.bytes_since_snapshot > LOG_BYTES
+            if grown or (due and self.store.since_snapshot):
                 await self._snapshot()
             if self._fsyncs and self._dirty:
                 self._dirty = False

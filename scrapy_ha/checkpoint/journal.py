@@ -211,6 +211,7 @@ class Journal:
         watching.admitted.append(self._admitted)
         watching.ended.append(self._ended)
         watching.wrap_start(self._seeding.produce)
+        self._run.warn_of_feeds(self._crawler.settings.getdict("FEEDS"))
         watching.notes_stuck = True
         watching.attend()
         self._opened = True

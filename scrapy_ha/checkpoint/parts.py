@@ -44,8 +44,12 @@ class SpiderStatePart(Unchanging):
 
     def save(self) -> Any:
         state = getattr(self._spider, "state", None)
-        if type(state) is not dict:
+        if not isinstance(state, dict):
+            if "" not in self._named:
+                self._named.add("")
+                logger.warning("spider.state is %s and no dict, so it is not kept", type(state).__name__)
             return None
+        state = dict(state)
         try:
             encode_value(state)
         except Unserializable:

@@ -89,6 +89,8 @@ class CheckpointStore:
         """Oldest first."""
         self.since_snapshot = 0
         """Records appended, in this run."""
+        self.bytes_since_snapshot = 0
+        """What they hold."""
         self.clean = False
         """The last owner closed it in order. Known when :meth:`read` is through."""
 
@@ -128,6 +130,7 @@ class CheckpointStore:
         """See :class:`~scrapy_ha.checkpoint.wal.WriteAheadLog`; likewise :meth:`flush`, :meth:`fsync`."""
         self.log.append(key, payload, kind)
         self.since_snapshot += 1
+        self.bytes_since_snapshot += len(payload)
 
     def flush(self) -> None:
         self.log.flush()
@@ -142,7 +145,7 @@ class CheckpointStore:
             StoreFull, StoreError: The log cannot go on in another segment. It goes on in the old one.
         """
         number = self.log.rotate()
-        self.since_snapshot = 0
+        self.since_snapshot = self.bytes_since_snapshot = 0
         return Work(self, number)
 
     def close(self) -> None:

@@ -117,8 +117,15 @@ def _show(path: Path, options: argparse.Namespace) -> int:
     for record in reader.records(options.snapshot):
         name = NAMES.get(record.kind, str(record.kind))
         if options.kind in (None, name):
-            print(json.dumps({"kind": name, **describe(record)}, ensure_ascii=False, default=repr))
+            print(json.dumps({"kind": name, **_plain(describe(record))}, ensure_ascii=False, default=repr))
     return 0
+
+
+def _plain(value: Any) -> Any:
+    """*value* with keys that JSON has."""
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else repr(key): _plain(one) for key, one in value.items()}
+    return [_plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _restore(path: Path, options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
@@ -66,6 +67,8 @@ class Command(ScrapyCommand):
             self.exitcode = command.run(self.settings, options)
         except HAError as error:
             self._fail(str(error))
+        except BrokenPipeError:  # whoever reads it has had enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def _fail(self, message: str) -> None:
         print(f"scrapy ha: {message}", file=sys.stderr)

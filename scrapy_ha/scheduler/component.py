@@ -230,11 +230,7 @@ class HAScheduler(BaseScheduler):
                 counts.delayed,
                 "are complete" if self._seeding.done else "go on",
             )
-        if self.crawler.settings.getdict("FEEDS") and not self._run.has_feeds:
-            logger.warning(
-                "FEEDS are written by Scrapy's own exporter, which buffers: a kill loses items of pages that "
-                "count as done. Put scrapy_ha.feeds.HAFeedExporter in its place, as the add-on does"
-            )
+        self._run.warn_of_feeds(self.crawler.settings.getdict("FEEDS"))
         for dead in opened.poison:
             self._stats.inc_value("ha/scheduler/poisoned")
             try:

@@ -104,6 +104,56 @@ def test_state_that_cannot_be_kept_is_named(start_site: StartSite, make_crawl: M
     assert "spider.state['wild']" in line
 
 
+def test_state_of_other_kinds(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """A dict of another class is kept, and shown whatever its keys; what is none is named once."""
+    site = start_site()
+    source = """
+    from collections import defaultdict
+
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            yield Request(self.site + "/ok/1")
+
+        def parse(self, response):
+            note(str(self.state.get((1, 2))))
+            self.state = defaultdict(int, {(1, 2): 7})
+    """
+    crawl = make_crawl(source, settings=SCRAPYS, arguments=[f"-asite={site.url}"])
+    run = crawl.run("-sHA_SEED_ONCE=0")
+    assert run.reason == "finished"
+    assert not run.lines("WARNING")
+    assert "(1, 2)" in crawl.ha("checkpoint", "show", "s", "--kind", "part")
+    (crawl.directory / "project" / "main.py").write_text(
+        (crawl.directory / "project" / "main.py").read_text().replace("defaultdict(int, {(1, 2): 7})", "[1]")
+    )
+    run = crawl.run()
+    (line,) = run.lines("WARNING")
+    assert "spider.state is list" in line
+
+
+def test_feeds_that_are_not_ours(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """Scrapy's own exporter loses what it buffers when it is killed: that is said."""
+    site = start_site()
+    source = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            yield Request(self.site + "/ok/1")
+
+        def parse(self, response):
+            yield {"n": 1}
+    """
+    settings = {"EXTENSIONS": {"scrapy_ha.checkpoint.CheckpointExtension": 0}, "HA_DIR": "ha"}
+    crawl = make_crawl(source, activated=False, settings=settings, arguments=[f"-asite={site.url}"])
+    run = crawl.run()
+    assert run.reason == "finished"
+    (line,) = run.lines("WARNING")
+    assert "HAFeedExporter" in line
+
+
 def test_a_session_outlives_a_kill(start_site: StartSite, make_crawl: MakeCrawl) -> None:
     """J11: cookies are kept where asked for, for their owner's eyes only; without, the session is gone."""
     site = start_site(delay=0.05)

@@ -405,3 +405,15 @@ def test_a_log_of_a_newer_version(tmp_path: Path) -> None:
     with pytest.raises(StoreDamaged, match="newer"):
         CheckpointStore(tmp_path).open()
     assert segment.read_bytes() == data
+
+
+def test_how_much_came_since_the_snapshot(tmp_path: Path) -> None:
+    """In records and in bytes: either may be what calls for the next one."""
+    store = CheckpointStore(tmp_path / "checkpoint")
+    store.open()
+    for _ in range(3):
+        store.append(1, b"name", b"x" * 1000)
+    assert (store.since_snapshot, store.bytes_since_snapshot) == (3, 3000)
+    store.begin_snapshot()
+    assert (store.since_snapshot, store.bytes_since_snapshot) == (0, 0)
+    store.close()
