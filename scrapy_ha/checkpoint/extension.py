@@ -69,6 +69,7 @@ class CheckpointExtension:
         self._seconds: float = declared.read(settings, "HA_CHECKPOINT_SNAPSHOT_SECONDS")
         self._records: int = declared.read(settings, "HA_CHECKPOINT_RECORDS")
         self._fsyncs = declared.read(settings, "HA_FSYNC") != "never"
+        self._keeps_seen: bool = declared.read(settings, "HA_SEEN_KEEP")
         directory = Path(declared.directory(settings, spider.name)) / "checkpoint"
         self.store = CheckpointStore(
             directory,
@@ -206,7 +207,7 @@ class CheckpointExtension:
         self._stats.inc_value(names.CHECKPOINT_RECORDS, self.store.since_snapshot)
         work = self.store.begin_snapshot()
         done = self._journal.settle_keys if self._journal is not None else _forget
-        await in_thread(lambda: work.run(partial(fold, done=done)))
+        await in_thread(lambda: work.run(partial(fold, done=done, keep=self._keeps_seen)))
         if self._journal is not None:
             await self._journal.settled()
         self._stats.inc_value(names.CHECKPOINT_SNAPSHOTS)

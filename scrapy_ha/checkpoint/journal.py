@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scrapy import Request, signals
 from scrapy.dupefilters import BaseDupeFilter, RFPDupeFilter
 from scrapy.exceptions import CloseSpider, DontCloseSpider
+from scrapy.utils.job import job_dir
 from scrapy.utils.misc import load_object
 
 from scrapy_ha import settings as declared
@@ -55,6 +57,8 @@ HOLD_LIMIT = 1000
 """Pages that wait for what cannot be stored. It bounds what is held."""
 STUCK_AFTER = 15.0
 """Seconds in which the scheduler gives none of the requests that it has; the engine asks every 5 s."""
+QUEUE_HEADER = 4
+"""Bytes at the start of a queue's file in JOBDIR that hold no request."""
 INCOMPLETE = "incomplete"
 """Why a spider is closed whose scheduler has lost requests."""
 
@@ -127,6 +131,8 @@ class Journal:
         """The spider was told to close."""
         self._seed_count: Counter[bytes] = Counter()
         self._opened = False
+        if path := job_dir(settings):
+            _remove_empty_queues(Path(path) / "requests.queue")
         self._seen = self._open_seen()
         once = declared.read(settings, "HA_SEED_ONCE")
         self._seeding = Seeding(
@@ -231,7 +237,7 @@ class Journal:
         if self._ledger.finished:
             return []
         done: list[bytes] = []
-        again = Ledger(done.extend)
+        again = Ledger(done.extend, declared.read(self._crawler.settings, "HA_SEEN_KEEP"))
         again.read(self._store.read())
         self._known.update(done)
         ids = again.pending.keys()
@@ -259,7 +265,14 @@ class Journal:
                 if not self._is_open():
                     return
                 if id_ in self._keys and id_ not in self._active:
-                    self._restore_one(id_, scheduled)
+                    try:
+                        self._restore_one(id_, scheduled)
+                    except Exception as error:  # of a scheduler whose queue is broken: it stays pending
+                        self._stats.inc_value(names.JOURNAL_NOT_TAKEN)
+                        if self._stats.get_value(names.JOURNAL_NOT_TAKEN) == 1:
+                            logger.error(
+                                "The scheduler does not take a request (said once): %s", error, exc_info=error
+                            )
         finally:
             self._restoring = False
             watch(self._crawler).wake()
@@ -559,6 +572,13 @@ class Journal:
 
     def _is_open(self) -> bool:
         return self._store.log.is_open and self._opened
+
+
+def _remove_empty_queues(path: Path) -> None:
+    """Remove files without content, which a kill leaves: Scrapy's queues do not start with them."""
+    for file in path.rglob("*") if path.is_dir() else ():
+        if file.is_file() and file.stat().st_size < QUEUE_HEADER and file.suffix != ".json":
+            file.unlink()
 
 
 def _scheduler(crawler: Crawler) -> Any:

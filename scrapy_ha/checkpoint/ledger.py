@@ -119,7 +119,9 @@ class Ledger:
     """
 
     done: Callable[[list[bytes]], None] = lambda keys: None
-    """Called with keys of requests that are done."""
+    """Called with keys of requests that are done, when all is read."""
+    keep: bool = False
+    """Whether keys of a crawl that is over count too."""
     parts: dict[str, bytes] = field(default_factory=dict)
     marks: dict[str, bytes] = field(default_factory=dict)
     pending: dict[int, int] = field(default_factory=dict)
@@ -172,8 +174,6 @@ class Ledger:
                 self._mark(name, value)
             if done:
                 self._keys.append(done)
-                if len(self._keys) >= MORE_KEYS:
-                    self._hand_on()
         elif kind == PART:
             self.parts[key.decode("utf-8", "surrogatepass")] = payload
         elif kind == MARK:
@@ -196,7 +196,8 @@ class Ledger:
             self.marks.pop(name, None)
 
     def _end(self) -> None:
-        self._hand_on()
+        if not self.keep:
+            self._keys = []
         self.marks.clear()
         self.pending.clear()
         self.seeds.clear()
@@ -204,18 +205,21 @@ class Ledger:
         self.finished = True
 
     def _hand_on(self) -> None:
-        if self._keys:
-            self.done(self._keys)
-            self._keys = []
+        for start in range(0, len(self._keys), MORE_KEYS):
+            self.done(self._keys[start : start + MORE_KEYS])
+        self._keys = []
 
 
-def fold(read: Callable[[], Iterable[Record]], done: Callable[[list[bytes]], None]) -> Iterator[Record]:
+def fold(
+    read: Callable[[], Iterable[Record]], done: Callable[[list[bytes]], None], keep: bool = False
+) -> Iterator[Record]:
     """The records of a snapshot of what *read* reads. Takes memory for the ids of pending requests.
 
     Args:
         done: See :attr:`Ledger.done`. Whatever these keys mean is no longer said by any record.
+        keep: See :attr:`Ledger.keep`.
     """
-    ledger = Ledger(done)
+    ledger = Ledger(done, keep)
     ledger.read(read())
     yield from ledger.records()
     yield from pending(read(), ledger)

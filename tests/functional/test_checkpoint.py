@@ -260,6 +260,65 @@ def test_a_queue_that_knows_more_than_the_log(
     assert crawl.notes() == Counter({"0": 2, **{str(n): 1 for n in range(1, 200)}}), run.log
 
 
+@pytest.mark.parametrize("filter_", [{}, RFP])
+@pytest.mark.parametrize("jobdir", [{}, {"JOBDIR": "job"}])
+def test_a_second_crawl_that_is_killed(
+    start_site: StartSite, make_crawl: MakeCrawl, filter_: dict[str, Any], jobdir: dict[str, str]
+) -> None:
+    """What an earlier crawl had done is new to the next, also when that one is interrupted."""
+    site = start_site(pages=600, delay=0.01)
+    source = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            for n in range(300):
+                yield Request(f"{self.site}/p/{n}", priority=n % 3)
+
+        def parse(self, response):
+            note(response.url.rpartition("/")[2])
+            for n, link in enumerate(response.css("a::attr(href)").getall()):
+                yield response.follow(link, self.parse, priority=n % 3)
+    """
+    settings = {**SCRAPYS, **filter_, **jobdir, "HA_CHECKPOINT_RECORDS": 500}
+    crawl = make_crawl(source, settings=settings, arguments=[f"-asite={site.url}"])
+    assert crawl.run().reason == "finished"
+    first = len(site.served())
+    assert first == 600
+    counted = site.served().total()
+    for more in (150, 300):
+        crawl.run(kill_when=lambda more=more: site.served().total() > counted + more)
+    assert crawl.run().reason == "finished"
+    assert min(site.served().values()) == 2
+    assert crawl.notes().keys() == {str(n) for n in range(600)}
+
+
+def test_a_queue_without_content(start_site: StartSite, make_crawl: MakeCrawl) -> None:
+    """Killed between making a queue's file and writing to it: the crawl goes on."""
+    site = start_site(delay=0.05)
+    source = """
+    class S(Spider):
+        name = "s"
+
+        async def start(self):
+            for n in range(60):
+                yield Request(f"{self.site}/ok/{n}", priority=n % 3)
+
+        def parse(self, response):
+            note(response.url.rpartition("/")[2])
+    """
+    crawl = make_crawl(source, settings={**SCRAPYS, "JOBDIR": "job"}, arguments=[f"-asite={site.url}"])
+    crawl.run(kill_when=lambda: len(site.served()) > 20)
+    queues = [file for file in (crawl.directory / "job" / "requests.queue").rglob("*") if file.is_file()]
+    for file in queues:
+        if file.suffix != ".json":
+            file.write_bytes(b"")
+    run = crawl.run()
+    assert run.reason == "finished", run.log
+    assert not run.lines("ERROR")
+    assert set(crawl.notes()) == {str(n) for n in range(60)}
+
+
 def test_a_queue_that_was_cut_short(start_site: StartSite, make_crawl: MakeCrawl) -> None:
     """What a kill, or a full disk, left of JOBDIR's queue is read as far as it goes, and nothing is lost."""
     site = start_site(delay=0.05)
