@@ -97,10 +97,12 @@ def test_requirements(built: tuple[Path, Path], python: str, leveldb: str) -> No
         "bitarray",
         "google-crc32c",
         "itemadapter",
+        "msgpack",
         "msgspec",
         "prometheus-client",
         "pybloom-live",
         "pymongo",
+        "redis",
         "scrapy",
         "scrapy-redis",
     }
