@@ -210,7 +210,7 @@ local function store(entries)
 end
 
 local function promote()
-  local due = call('ZRANGEBYSCORE', DELAYED, '-inf', score(NOW), 'LIMIT', 0, A.promote or 1000)
+  local due = call('ZRANGEBYSCORE', DELAYED, '-inf', score(NOW), 'LIMIT', 0, 1000)
   for _, id in ipairs(due) do
     call('ZREM', DELAYED, id)
     enqueue(id, get(id))
